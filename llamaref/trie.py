@@ -64,7 +64,7 @@ def insert(self:Trie,
 @patch
 def name(self:Trie, symbol:int)->str:
     "A symbol as it was given: a character where patterns are text"
-    text = isinstance(next(iter(self.patterns), None), str)
+    text = self.patterns and isinstance(self.patterns[0], str)
     return chr(symbol) if text else str(symbol)
 
 @patch
