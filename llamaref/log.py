@@ -47,7 +47,8 @@ class LineFormatter(logging.Formatter):
         self.prefix, self.timestamps, self.color = prefix, timestamps, color
         self.start = time.time()
 
-    def format(self, record):
+    def format(self, record)->str:
+        "The line, without a newline"
         text = super().format(record)   # the message, and a traceback if any
         if self.prefix: text = f'{record.levelname[0]} {text}'
         if self.timestamps: text = f'{record.created - self.start:.3f} {text}'
@@ -60,7 +61,9 @@ class StderrHandler(logging.StreamHandler):
     def __init__(self): logging.Handler.__init__(self)
 
     @property
-    def stream(self): return sys.stderr
+    def stream(self):
+        "Where the next line goes"
+        return sys.stderr
 
 # %% ../nbs/00_basics/02_log.ipynb #eeaba677
 def setup_logging(verbosity:int=3, # see `level_of`
