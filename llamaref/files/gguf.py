@@ -6,11 +6,12 @@
 __all__ = ['LETTER', 'SHORT', 'KINDS', 'REQUIRED', 'Cursor', 'bad_version', 'read_head', 'KVType', 'read_type', 'read_strings',
            'read_array', 'as_text', 'as_bytes', 'read_value', 'read_kv', 'clip', 'GGMLType', 'newer_type', 'as_type',
            'block_of', 'row_bytes', 'TensorInfo', 'bad_shape', 'read_dims', 'read_ggml_type', 'read_info', 'pad',
-           'alignment_of', 'type_name', 'read_infos', 'place_data', 'map_file', 'GGUFFile', 'preview', 'fits']
+           'alignment_of', 'type_name', 'read_infos', 'place_data', 'map_file', 'GGUFFile', 'preview', 'fits',
+           'split_path']
 
 # %% ../../nbs/01_files/00_gguf.ipynb #234837b5
-import mmap, re, struct
-from dataclasses import dataclass, field
+import mmap, struct
+from dataclasses import dataclass
 from enum import IntEnum
 from math import prod
 from pathlib import Path
@@ -230,7 +231,7 @@ class TensorInfo:
     type: GGMLType
     offset: int # of the first byte, from the start of the file
     n_bytes: int
-    data: np.ndarray = field(default=None) # uint8 (n_bytes,), read-only
+    data: np.ndarray = None # uint8 (n_bytes,), read-only
 
     def __repr__(self):
         return f'{self.name} {self.shape} {self.type.name}, {human_bytes(self.n_bytes)} at {self.offset}'
@@ -329,7 +330,8 @@ class GGUFFile:
     "A model file: `kv`, `kv_types`, `tensors`; everything is checked, no weight is read"
     def __init__(self,
                  path:str|Path|bytes, # of the file, or what would be in it
-                 trace:list|None=None): # collects (start, stop, field) of all that is read
+                 trace:list|None=None, # collects (start, stop, field) of all that is read
+                 alone:bool=False): # do not look for the other parts of a split model
         raw = isinstance(path, bytes)
         self.path = Path('<bytes>') if raw else Path(path)
         c = Cursor(path if raw else map_file(self.path), self.path, trace)
@@ -338,12 +340,15 @@ class GGUFFile:
         self.alignment = alignment_of(c, self.kv, self.kv_types)
         self.tensors = read_infos(c, n_tensors, self.alignment)
         self.data_offset = place_data(c, self.tensors, self.alignment)
-        self.n_bytes = len(c.buf)
+        self.n_bytes, self.parts = len(c.buf), [self.path]
+        if not alone: self.join()
 
     @property
     def arch(self)->str:
         "The name of the architecture, the one key that every model must have"
         return self.get('general.architecture', str)
+
+    def join(self): pass   # defined below, with split files
 
     def __repr__(self):
         found = f'{len(self.kv)} keys, {len(self.tensors)} tensors, {human_bytes(self.n_bytes)}'
@@ -352,7 +357,7 @@ class GGUFFile:
 # %% ../../nbs/01_files/00_gguf.ipynb #edfaeea4
 def preview(v:object, types:tuple)->str:
     "A value short enough for a table"
-    if types[0] == KVType.STRING: return clip(v)[:60]
+    if types[0] == KVType.STRING: return ascii(v)[:60]
     if types[0] != KVType.ARRAY: return f'{v:.6g}' if isinstance(v, float) else str(v)
     shown = [ascii(as_text(x)) if isinstance(x, bytes) else str(x) for x in v[:3]]
     return f'{len(v)}: {", ".join(shown)}'[:57] + (', ...' if len(v) > 3 else '')
@@ -361,13 +366,14 @@ def preview(v:object, types:tuple)->str:
 def kv_table(self:GGUFFile)->Table:
     "Every key, its type and the beginning of its value"
     return Table(['key', 'type', 'value'],
-                 [(clip(k), type_name(t := self.kv_types[k]), preview(v, t)) for k, v in self.kv.items()])
+                 [(clip(k)[1:-1], type_name(t := self.kv_types[k]), preview(v, t)) for k, v in self.kv.items()])
 
 @patch
 def tensor_table(self:GGUFFile)->Table:
     "Every tensor, its shape, type, place and size"
     return Table(['tensor', 'shape', 'type', 'offset', 'bytes'],
-                 [(clip(t.name), t.shape, t.type.name, t.offset, t.n_bytes) for t in self.tensors.values()])
+                 [(clip(t.name)[1:-1], t.shape, t.type.name, t.offset, t.n_bytes)
+                  for t in self.tensors.values()])
 
 # %% ../../nbs/01_files/00_gguf.ipynb #4b2f4c90
 KINDS = {int: (0, 1, 2, 3, 4, 5, 10, 11), float: (6, 12), bool: (7,), str: (8,), list: (9,)}
@@ -421,3 +427,38 @@ def __enter__(self:GGUFFile)->GGUFFile: return self
 
 @patch
 def __exit__(self:GGUFFile, *exc): self.close()
+
+# %% ../../nbs/01_files/00_gguf.ipynb #bc7ee90e
+def split_path(first:Path, # the first part
+               i:int, # which part, from 0
+               count:int)->Path:
+    "Where part `i` is: `m-00001-of-00003.gguf, 2, 3 -> m-00003-of-00003.gguf`"
+    tail = f'-00001-of-{count:05d}.gguf'
+    if not first.name.endswith(tail):
+        raise GGUFError(f'{first}: invalid split file name, expected one that ends in {tail}')
+    return first.with_name(f'{first.name[:-len(tail)]}-{i + 1:05d}-of-{count:05d}.gguf')
+
+# %% ../../nbs/01_files/00_gguf.ipynb #6a5d3936
+@patch
+def add_part(self:GGUFFile, i:int, count:int):
+    "Take the tensors of part `i`, if it is that part"
+    part = GGUFFile(split_path(self.path, i, count), alone=True)
+    no = part.get('split.no', int)
+    if no != i: raise GGUFError(f'{part.path}: invalid split file idx: {no}, expected {i}')
+    for name in self.tensors.keys() & part.tensors.keys():
+        raise GGUFError(f'{part.path}: duplicate tensor name {clip(name)}, it is in an earlier part too')
+    self.tensors |= part.tensors
+    self.parts.append(part.path)
+    self.n_bytes += part.n_bytes
+
+# %% ../../nbs/01_files/00_gguf.ipynb #c1df9677
+@patch
+def join(self:GGUFFile):
+    "Find the other parts, if this is the first of several"
+    count = self.get('split.count', int, 0)
+    if count <= 1: return
+    if no := self.get('split.no', int):
+        raise GGUFError(f'{self.path}: illegal split file idx: {no}, model must be loaded with the first split')
+    for i in range(1, count): self.add_part(i, count)
+    want, n = self.get('split.tensors.count', int, len(self.tensors)), len(self.tensors)
+    if n != want: raise GGUFError(f'{self.path}: {n} tensors in {count} parts, expected {want} (split.tensors.count)')
