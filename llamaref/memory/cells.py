@@ -16,8 +16,8 @@ from ..basics import patch
 class Line:
     "The cells of one sequence in the order of their positions"
     def __init__(self):
-        self.n = 0                                            # entries in use
-        self.cell, self.at = np.empty((2, 16), np.int32)      # room for more
+        self.n = 0                                                 # entries in use
+        self.cell, self.at = np.empty((2, 0), np.int32)            # and room for more
 
     def __repr__(self): return ' '.join(f'{c}@{p}' for c, p in zip(self.cell[:self.n], self.at[:self.n]))
 
@@ -30,7 +30,7 @@ def append(self:Line,
     "Add cells, keeping the order of positions"
     n = self.n + len(cell)
     if n > len(self.cell):
-        spare = np.empty(max(n, 2 * len(self.cell)) - self.n, np.int32)
+        spare = np.empty(max(n, 2 * len(self.cell), 16) - self.n, np.int32)
         self.cell = np.concatenate([self.cell[:self.n], spare])
         self.at = np.concatenate([self.at[:self.n], spare])
     self.cell[self.n:n], self.at[self.n:n] = cell, at
