@@ -37,7 +37,7 @@ def test_extreme_sizes(arch, key):
         t = time.perf_counter()
         f = opened(arch, **{f'{arch}.{key}': v})
         try: model = build(f)
-        except (ModelError, GGUFError) as e: assert key.split('.')[-1] in str(e) or 'tensor' in str(e) or 'heads' in str(e) or 'shape' in str(e), e
+        except (ModelError, GGUFError) as e: assert f'{FILES[arch]}.gguf: ' in str(e)     # which file, then what
         else: assert np.isfinite(full_pass(model, [1, 2, 3])).all()
         assert time.perf_counter() - t < 5     # a hang, not a stopwatch
 

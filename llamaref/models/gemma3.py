@@ -15,7 +15,7 @@ from ..layers.attention import Attention
 from ..layers.ffn import GatedFFN
 from ..layers.linear import RMSNorm
 from ..layers.rope import read_rope
-from .base import Decoder, register
+from .base import Decoder, read_real, register
 
 # %% ../../nbs/05_models/04_gemma3.ipynb #f4c3856c
 def sliding_layers(gguf, arch:str, n_layer:int)->list: # of bool
@@ -54,7 +54,7 @@ class Gemma3(Decoder):
             raise ModelError(f"{gguf.path}: {key('rope.dimension_count')} is {far.n_rot}; a head has {hp.head_dim} channels")
         base = gguf.get(key('rope.freq_base_swa'), float, 10000.)
         self.ropes = {'far': far, 'near': replace(far, base=base, freq_scale=1., yarn=False)}
-        self.cap = gguf.get(key('final_logit_softcapping'), float, 0.)
+        self.cap = read_real(gguf, key('final_logit_softcapping'), 0.)
         if hp.n_layer == 62: hp.scale = (hp.n_embd / hp.n_head[0]) ** -.5     # the 27B model
         self.blocks = [self.block(i, w, hp) for i in range(hp.n_layer)]
 
