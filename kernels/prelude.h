@@ -141,5 +141,13 @@ INLINE ushort f2h(float f) {
     if (a < 0x38800000) return (ushort)(sign | (as_uint(as_float(a) + 0.5f) - 0x3f000000u));   // subnormal half
     return (ushort)(sign | ((a + 0xc8000fffu + (a >> 13 & 1)) >> 13));
 }
+#ifndef __CUDACC_RTC__
+// Eight halves at once, all values
+INLINE float8 h2f8(ushort8 h) {
+    uint8 u = CVT(h, uint8), sign = (u & 0x8000u) << 16, rest = (u & 0x7fffu) << 13;
+    float8 f = as_float8(sign | rest) * 0x1p112f;
+    return select(f, as_float8(sign | rest | 0x7f800000u), (u & 0x7c00u) == 0x7c00u);
+}
+#endif
 INLINE float bf2f(ushort b) { return as_float((uint)b << 16); }
 #endif
