@@ -57,7 +57,7 @@ def q4_0(b:np.ndarray, # uint8 (N, 18): d, qs[16]
     d, qs = cut(b, 2)
     return half(d) * (nibbles(qs) - 8)
 
-# %% ../../nbs/01_files/02_quants.ipynb #0357f96e
+# %% ../../nbs/01_files/02_quants.ipynb #93248c88
 @dequantizer
 def q4_1(b:np.ndarray, # uint8 (N, 20): d, m, qs[16]
         )->np.ndarray: # float32 (N, 32)
@@ -65,6 +65,7 @@ def q4_1(b:np.ndarray, # uint8 (N, 20): d, m, qs[16]
     d, m, qs = cut(b, 2, 2)
     return half(d) * nibbles(qs) + half(m)
 
+# %% ../../nbs/01_files/02_quants.ipynb #ddcfc63a
 @dequantizer
 def q8_0(b:np.ndarray, # uint8 (N, 34): d, int8 qs[32]
         )->np.ndarray: # float32 (N, 32)
@@ -72,13 +73,14 @@ def q8_0(b:np.ndarray, # uint8 (N, 34): d, int8 qs[32]
     d, qs = cut(b, 2)
     return half(d) * qs.view(np.int8)
 
-# %% ../../nbs/01_files/02_quants.ipynb #95c3a91c
+# %% ../../nbs/01_files/02_quants.ipynb #dc47584a
 def fifth(qh:np.ndarray, # uint8 (N, 4), bit i belongs to weight i
          )->np.ndarray: # int8 (N, 32): 0 or 16
     "The fifth bit of 32 weights, in its place"
     bits = unpack(qh[..., None], 1)   # (N, 4, 8, 1)
     return (bits.reshape(len(qh), 32) << 4).view(np.int8)
 
+# %% ../../nbs/01_files/02_quants.ipynb #18d6c3bb
 @dequantizer
 def q5_0(b:np.ndarray, # uint8 (N, 22): d, qh[4], qs[16]
         )->np.ndarray: # float32 (N, 32)
@@ -103,12 +105,13 @@ def iq4_nl(b:np.ndarray, # uint8 (N, 18): d, qs[16]
     d, qs = cut(b, 2)
     return half(d) * IQ4[nibbles(qs)]
 
-# %% ../../nbs/01_files/02_quants.ipynb #1295039c
+# %% ../../nbs/01_files/02_quants.ipynb #99f6c9bf
 def two_bits(qs:np.ndarray, # uint8 (N, 64): 128 weights in each 32 bytes
             )->np.ndarray: # int8 (N, 16, 16): groups of a super-block
     "Four planes of 32 weights, then the second half the same"
     return unpack(qs.reshape(-1, 2, 32), 2).reshape(-1, 16, 16).view(np.int8)
 
+# %% ../../nbs/01_files/02_quants.ipynb #120a851a
 @dequantizer
 def q2_k(b:np.ndarray, # uint8 (N, 84): scales[16], qs[64], d, dmin
         )->np.ndarray: # float32 (N, 256)
@@ -125,6 +128,7 @@ def six_bits(s:np.ndarray, # uint8 (N, 12)
     high = unpack(s[:, 8:], 2).reshape(-1, 16)
     return (low | high << 4).view(np.int8) - 32
 
+# %% ../../nbs/01_files/02_quants.ipynb #7a2fceb8
 @dequantizer
 def q3_k(b:np.ndarray, # uint8 (N, 110): hmask[32], qs[64], scales[12], d
         )->np.ndarray: # float32 (N, 256)
@@ -143,14 +147,17 @@ def scale_min(s:np.ndarray, # uint8 (N, 12)
     low = np.concatenate([b & 63, (c >> 4) | (b >> 6) << 4], -1)
     return scale, low
 
-def grouped(d, dmin, scales, q # q int8 (N, 8, 32)
+# %% ../../nbs/01_files/02_quants.ipynb #cdb6670d
+def grouped(d:np.ndarray, dmin:np.ndarray, # uint8 (N, 2)
+            scales:np.ndarray, # uint8 (N, 12)
+            q:np.ndarray, # uint8 (N, 8, 32)
            )->np.ndarray: # float32 (N, 256)
     "`d * scale * q - dmin * min`, in groups of 32"
     scale, low = scale_min(scales)
     s, m = half(d) * scale, half(dmin) * low                     # (N, 8)
     return (s[..., None] * q - m[..., None]).reshape(-1, 256)
 
-# %% ../../nbs/01_files/02_quants.ipynb #cdb6670d
+# %% ../../nbs/01_files/02_quants.ipynb #73826a65
 def four_bits(qs:np.ndarray, # uint8 (N, 128): 64 weights in each 32 bytes
              )->np.ndarray: # uint8 (N, 8, 32)
     "Even groups in the lower nibbles, odd groups in the upper"
@@ -163,6 +170,7 @@ def q4_k(b:np.ndarray, # uint8 (N, 144): d, dmin, scales[12], qs[128]
     d, dmin, scales, qs = cut(b, 2, 2, 12)
     return grouped(d, dmin, scales, four_bits(qs))
 
+# %% ../../nbs/01_files/02_quants.ipynb #a02adcb0
 @dequantizer
 def q5_k(b:np.ndarray, # uint8 (N, 176): d, dmin, scales[12], qh[32], qs[128]
         )->np.ndarray: # float32 (N, 256)
@@ -182,12 +190,14 @@ def q6_k(b:np.ndarray, # uint8 (N, 210): ql[128], qh[64], int8 scales[16], d
     s = half(d) * scales.view(np.int8)                           # (N, 16)
     return (s[..., None] * q.reshape(-1, 16, 16)).reshape(-1, 256)
 
+# %% ../../nbs/01_files/02_quants.ipynb #45832657
 @dequantizer
 def iq4_xs(b:np.ndarray, # uint8 (N, 136): d, scales_h[2], scales_l[4], qs[128]
           )->np.ndarray: # float32 (N, 256)
-    "The uneven table of IQ4_NL in groups of 32, with six-bit scales"
+    "`d * (scale - 32) * IQ4[q]`, in groups of 32"
     d, sh, sl, qs = cut(b, 2, 2, 4)
-    low, high = unpack(sl[..., None], 4).reshape(-1, 8), unpack(sh[..., None], 2).reshape(-1, 8)
+    low = unpack(sl[..., None], 4).reshape(-1, 8)
+    high = unpack(sh[..., None], 2).reshape(-1, 8)
     s = half(d) * ((low | high << 4).view(np.int8) - 32)         # (N, 8)
     q = IQ4[unpack(qs.reshape(-1, 8, 16), 4)].reshape(-1, 8, 32)
     return (s[..., None] * q).reshape(-1, 256)
