@@ -8,18 +8,12 @@ __all__ = ['DTYPES', 'OPS', 'KINDS', 'log', 'blocks_of', 'bytes_of', 'Memory', '
 
 # %% ../../nbs/02_compute/00_device.ipynb #0d33a029
 import importlib, inspect, math, os, threading
-from contextlib import contextmanager
 
 import numpy as np
 
 from ..basics import human_bytes, patch
 from ..errors import DeviceError
-try: from llamaref.files.quants import GGMLType, block_of, dequantize, row_bytes
-except ImportError:
-    from gguf import GGMLQuantizationType as GGMLType, GGML_QUANT_SIZES
-    from gguf.quants import dequantize
-    def block_of(t): return GGML_QUANT_SIZES[t]
-    def row_bytes(t, n): return n // block_of(t)[0] * block_of(t)[1]
+from ..files.quants import GGMLType, block_of, dequantize, row_bytes
 from ..log import get_logger, warn_once
 
 # %% ../../nbs/02_compute/00_device.ipynb #1dac9af7
@@ -165,7 +159,7 @@ def empty(self:Device,
     shape = (shape,) if isinstance(shape, (int, np.integer)) else tuple(shape)
     if any(n < 0 for n in shape): raise DeviceError(f"empty: negative size in {shape}")
     n = max(bytes_of(type, shape), 1)
-    pool = self.plan and self.plan.arena
+    pool = None if self.plan is None else self.plan.arena
     return Tensor(self, pool.take(n) if pool is not None else Memory(self._allocate(n)), shape, type)
 
 # %% ../../nbs/02_compute/00_device.ipynb #30e667b9

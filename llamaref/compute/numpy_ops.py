@@ -74,8 +74,16 @@ def _issue(self:NumpyDevice, o, outs, args):
     def step():
         with np.errstate(all='ignore'): got = o.f(**src)
         for d, g in zip(dst, got if len(dst) > 1 else (got,)): d[...] = g
-    if self.plan is None: step()
-    else: self.plan.append(o.name, step, list(outs) + [v for v in args.values() if isinstance(v, Tensor)])
+    if self.plan is None: return step()
+    reads = [v for v in args.values() if isinstance(v, Tensor)]
+    self.plan.note(o.name, step, reads, outs + [args[w] for w in o.writes])
+
+@patch
+def _replay(self:NumpyDevice, calls:list):
+    for call in calls: call()
+
+@patch
+def _send(self:NumpyDevice, block, raw:np.ndarray): block[:len(raw)] = raw
 
 # %% ../../nbs/02_compute/01_numpy_ops.ipynb #e2a37cc0
 @op('table any V K', 'ids i32 T', out='f32 T K')
