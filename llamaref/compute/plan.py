@@ -133,28 +133,26 @@ class Inputs:
     ALIGN = 128   # where OpenCL lets a sub-buffer start, nearly everywhere
     def __init__(self,
                  device:Device,
-                 **what:tuple): # name=(shape, type)
+                 spec:dict): # name -> (shape, type)
         step = lambda n: -(-n // self.ALIGN) * self.ALIGN
         self.device, self.ticket, self.tensors, self.staged, at = device, None, {}, {}, {}
         total = 0
-        for name, (shape, type) in what.items(): at[name] = total; total += step(bytes_of(type, shape))
+        for name, (shape, type) in spec.items(): at[name] = total; total += step(bytes_of(type, shape))
         self.memory, self.host = Memory(device._allocate(max(total, 1))), np.zeros(max(total, 1), np.uint8)
-        for name, (shape, type) in what.items():
+        for name, (shape, type) in spec.items():
             self.tensors[name] = t = Tensor(device, self.memory, shape, type, at[name])
             self.staged[name] = self.host[t.offset:t.offset + t.nbytes].view(DTYPES[type]).reshape(t.shape)
 
-    def __getattr__(self, name):
-        try: return self.__dict__['tensors'][name]
-        except KeyError: raise AttributeError(f'no input {name!r}') from None
+    def __getitem__(self, name)->Tensor: return self.tensors[name]
 
 # %% ../../nbs/02_compute/03_plan.ipynb #43c92feb
 @patch
-def fill(self:Inputs,
-         **arrays:np.ndarray): # by name; shorter along the first axis is fine
-    "Put new numbers in and send them, in one transfer"
+def send(self:Inputs,
+         values:dict): # name -> array; one shorter along its first axis is fine
+    "Put new numbers in and bring them over, in one transfer"
     if self.ticket is not None: self.ticket.wait(); self.ticket = None
     end = 0
-    for name, a in arrays.items():
+    for name, a in values.items():
         if name not in self.staged: raise DeviceError(f"no input {name!r}; there are: {', '.join(self.staged)}")
         a, room = np.asarray(a), self.staged[name]
         if a.shape[1:] != room.shape[1:] or a.ndim != room.ndim or len(a) > len(room) or not np.can_cast(a.dtype, room.dtype, 'same_kind'):
