@@ -114,7 +114,8 @@ def module(path, nb):
     if not got or path.parent == NBS: return
     room, name = (re.sub(r'^\d+[a-z]*_', '', x) for x in (path.parent.name, path.stem))
     want = name if room == 'basics' else f'{room}.{name}'
-    if got[1] not in (want, '__init__', '__main__'): yield f'exports {got[1]}; a notebook there exports {want}'
+    if got[1] not in (want, '__init__', '__main__'):
+        yield f'exports {got[1]}; a notebook there exports {want}'
 
 def page_of(path):
     "The file of a notebook's page, as nbdev names it"
