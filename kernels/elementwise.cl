@@ -31,7 +31,8 @@ INLINE void store_tail(GLOBAL float *y, int n, vec v) {
 
 INLINE vec v_sigmoid(vec x) { return 1.0f / (1.0f + EXP(-x)); }
 INLINE vec v_silu(vec x) { return x / (1.0f + EXP(-x)); }
-INLINE vec v_gelu(vec x) { return 0.5f * x * (1.0f + TANH(0.79788456f * (x + 0.044715f * x * x * x))); }
+// (1 + tanh(u))/2 is sigmoid(2u), which keeps its digits where tanh is near -1
+INLINE vec v_gelu(vec x) { return x / (1.0f + EXP(-1.59576912f * (x + 0.044715f * x * x * x))); }
 
 // y = f(x, s)
 #define MAP1(NAME, EXPR) \

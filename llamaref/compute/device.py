@@ -79,10 +79,10 @@ def reshape(self:Tensor,
             *shape:int, # one of them may be -1
            )->Tensor: # a view
     "The same bytes in another shape"
-    rest = math.prod(n for n in shape if n != -1)
+    rest, asked = math.prod(n for n in shape if n != -1), shape
     if shape.count(-1) == 1 and rest: shape = tuple(math.prod(self.shape) // rest if n == -1 else n for n in shape)
     if any(n < 0 for n in shape) or math.prod(shape) != math.prod(self.shape):
-        raise DeviceError(f"reshape: {self.shape} does not fit into {shape}")
+        raise DeviceError(f"reshape: {self.shape} does not fit into {asked}")
     if self.type not in DTYPES and shape[-1] % block_of(blocks_of(self.type))[0]:
         raise DeviceError(f"reshape: rows of {shape[-1]} would cut {self.type} blocks")
     return Tensor(self.device, self.memory, shape, self.type, self.offset)
