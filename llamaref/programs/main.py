@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['log', 'EXAMPLES', 'ACTIONS', 'FROM_FILE', 'COMMANDS', 'run_program', 'complain', 'start_log', 'show_help',
            'show_version', 'show_devices', 'show_cache', 'show_bash', 'model_path', 'load_model', 'new_context',
-           'sampling_params', 'commands_text', 'main']
+           'sampling_params', 'new_sampler', 'commands_text', 'main']
 
 # %% ../../nbs/12_programs/00_main.ipynb #eea59d98
 import importlib, os, platform, sys
@@ -114,7 +114,7 @@ def load_model(opts, # of `parse_args`
 # %% ../../nbs/12_programs/00_main.ipynb #50b1917a
 def new_context(model, opts, **more): # -> Context
     "A context over a model, sized and typed as the options say"
-    return lr.Context(model, n_batch=opts.n_batch, n_ubatch=opts.n_ubatch, type_k=opts.type_k, type_v=opts.type_v,
+    return lr.Context(model, n_ctx=opts.n_ctx, n_batch=opts.n_batch, n_ubatch=opts.n_ubatch, type_k=opts.type_k, type_v=opts.type_v,
                       **more)
 
 # %% ../../nbs/12_programs/00_main.ipynb #ec53b9b5
@@ -134,6 +134,13 @@ def sampling_params(opts, # of `parse_args`
         if value is not None and dest not in opts.given:
             params[dest] = value.split(';') if dest == 'samplers' else value
     return params
+
+# %% ../../nbs/12_programs/00_main.ipynb #7470f4bb
+def new_sampler(model, opts, prompt:list=()): # -> Sampler
+    "The sampler that the options describe"
+    sampler = lr.Sampler.chain(sampling_params(opts, model.gguf.kv), model.vocab)
+    for token in prompt: sampler.accept(token)
+    return sampler
 
 # %% ../../nbs/12_programs/00_main.ipynb #c565792a
 COMMANDS = [   # name, aliases, module, meaning
