@@ -281,6 +281,7 @@ def word_cutter(texts:Iterable, # every text (bytes) that a symbol can become
 @patch
 def cut_spaces(self:BPE, line:str)->list[str]:
     "The words of a line of the raw family"
+    if SPACE not in line: return [line]
     if not hasattr(self, 'cutter'):
-        self.cutter = word_cutter(m.replace(b' ', b'') for m in self.ranks)
+        self.cutter = word_cutter([b'\0'.join(self.ranks).replace(b' ', b'')])
     return self.cutter.findall(line)
