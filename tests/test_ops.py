@@ -11,6 +11,10 @@ from llamaref.errors import DeviceError
 NAMES = [n for n, _ in list_devices()]
 f32, f16, i32 = np.float32, np.float16, np.int32
 rng = np.random.default_rng(7)
+START = rng.bit_generator.state
+
+@pytest.fixture(autouse=True)
+def same_numbers_in_any_order(): rng.bit_generator.state = START
 
 @pytest.fixture(params=['numpy', 'opencl:0'])
 def dev(request):
@@ -243,9 +247,10 @@ def test_attention_with_mixed_types(dev):
 def test_attention_softcap_and_sinks(dev):
     c = case(7, 6, 2, 32, 32, 150, s=20.)
     sinks = normal(6, s=5.); sinks[0], sinks[1] = 1000, -1000
-    close(run(dev, 'attention', *c, .5, 30.), attention(*c, .5, 30.), 5e-6)
-    close(run(dev, 'attention', *c, .5, 0., sinks), attention(*c, .5, 0., sinks), 5e-6)
-    close(run(dev, 'attention', *c, .5, 30., sinks), attention(*c, .5, 30., sinks), 5e-6)
+    # scores reach 200, where neighbouring floats are 1.5e-5 apart
+    close(run(dev, 'attention', *c, .5, 30.), attention(*c, .5, 30.), 2e-5)
+    close(run(dev, 'attention', *c, .5, 0., sinks), attention(*c, .5, 0., sinks), 5e-5)
+    close(run(dev, 'attention', *c, .5, 30., sinks), attention(*c, .5, 30., sinks), 2e-5)
 
 def test_attention_with_scores_far_apart(dev):
     c = case(3, 2, 1, 16, 16, 300, s=1000.)
