@@ -8,9 +8,8 @@ __all__ = ['TABLE', 'KV_TYPES', 'TEXT', 'RUNS', 'ORDER', 'only', 'counts', 'add'
 
 # %% ../nbs/00_basics/06_flags.ipynb #b8f51f78
 import re
-from .errors import OptionError
-from .options import (Option, boolean, choice, csv_of, csv_row, docs_table, help_text, integer, number,
-                              option, parse, rows_of, spellings, tristate)
+
+from .options import boolean, choice, csv_of, csv_row, integer, number, option, parse, tristate
 
 # %% ../nbs/00_basics/06_flags.ipynb #eb6a4729
 TABLE = []   # every row of every program, in the order of the help text
@@ -28,7 +27,8 @@ add('--list-devices', 'list_devices', 'print the devices present and exit', acti
 
 # %% ../nbs/00_basics/06_flags.ipynb #9061ce8b
 add('-m --model', 'model', 'path of the model to load', str, hint='FNAME', env='LLAMA_ARG_MODEL')
-add('-mu --model-url', 'model_url', 'URL to download the model from', str, hint='URL', env='LLAMA_ARG_MODEL_URL')
+add('-mu --model-url', 'model_url', 'URL to download the model from', str, hint='URL',
+    env='LLAMA_ARG_MODEL_URL')
 add('-dr --docker-repo', 'docker_repo', 'Docker Hub model repository', str, hint='[<repo>/]<model>[:quant]',
     env='LLAMA_ARG_DOCKER_REPO')
 add('-hf -hfr --hf-repo', 'hf_repo', 'Hugging Face model repository; quant is optional, Q4_K_M by default',
@@ -47,27 +47,28 @@ def kv_override(text:str)->list: # of (key, value)
     for item in csv_row(text):
         m = re.fullmatch(r'([^=]+)=(int|float|bool|str):(.*)', item, re.S)
         if not m:
-            raise ValueError(f"invalid value '{item}', expected KEY=TYPE:VALUE with TYPE int, float, bool or str")
+            raise ValueError(f"invalid value '{item}', expected KEY=TYPE:VALUE, TYPE int, float, bool or str")
         pairs.append((m[1], KV_TYPES[m[2]](m[3])))
     return pairs
 
 # %% ../nbs/00_basics/06_flags.ipynb #02e4dbe3
-add('--override-kv', 'override_kv', 'replace model metadata; TYPE is int, float, bool or str', kv_override, [],
-    hint='KEY=TYPE:VALUE,...', many=True)
+add('--override-kv', 'override_kv', 'replace model metadata; TYPE is int, float, bool or str', kv_override,
+    [], hint='KEY=TYPE:VALUE,...', many=True)
 
 # %% ../nbs/00_basics/06_flags.ipynb #21c43c08
-add('-dev --device', 'device', 'device to run on: numpy, opencl[:i], cuda[:i]; the best there is by default',
-    str, hint='D', env='LLAMA_ARG_DEVICE')
+add('-dev --device', 'device',
+    'device to run on: numpy, opencl[:i], cuda[:i]; the best there is by default', str, hint='D',
+        env='LLAMA_ARG_DEVICE')
 add('-t --threads', 'n_threads', 'compute units of a CPU device, 0 or less for all', integer(), 0, hint='N',
     env='LLAMA_ARG_THREADS')
-add('-tb --threads-batch', 'n_threads_batch', 'the same while a prompt is read; as --threads by default', integer(),
-    hint='N')
+add('-tb --threads-batch', 'n_threads_batch', 'the same while a prompt is read; as --threads by default',
+    integer(), hint='N')
 add('--act-quant', 'act_quant', 'activations in products: off is float, q8 is 8-bit blocks',
     choice('off', 'q8'), 'off', hint='{off,q8}', env='LLAMA_ARG_ACT_QUANT')
 add('-ctk --cache-type-k', 'type_k', 'type of the keys in memory', choice('f32', 'f16'), 'f16', hint='TYPE',
     env='LLAMA_ARG_CACHE_TYPE_K')
-add('-ctv --cache-type-v', 'type_v', 'type of the values in memory', choice('f32', 'f16'), 'f16', hint='TYPE',
-    env='LLAMA_ARG_CACHE_TYPE_V')
+add('-ctv --cache-type-v', 'type_v', 'type of the values in memory', choice('f32', 'f16'), 'f16',
+    hint='TYPE', env='LLAMA_ARG_CACHE_TYPE_V')
 
 # %% ../nbs/00_basics/06_flags.ipynb #4192bb90
 def layers(text:str):
@@ -79,8 +80,10 @@ def ignored(names, dest, kind=None, default=None, **more):
     add(names, dest, 'accepted, no effect', kind, default, **more)
 
 # %% ../nbs/00_basics/06_flags.ipynb #def245fa
-ignored('-ngl --gpu-layers --n-gpu-layers', 'n_gpu_layers', layers, 'auto', hint='N', env='LLAMA_ARG_N_GPU_LAYERS')
-ignored('-fa --flash-attn', 'flash_attn', tristate, 'auto', hint='[on|off|auto]', env='LLAMA_ARG_FLASH_ATTN')
+ignored('-ngl --gpu-layers --n-gpu-layers', 'n_gpu_layers', layers, 'auto', hint='N',
+    env='LLAMA_ARG_N_GPU_LAYERS')
+ignored('-fa --flash-attn', 'flash_attn', tristate, 'auto', hint='[on|off|auto]',
+    env='LLAMA_ARG_FLASH_ATTN')
 ignored('--mlock', 'mlock')
 ignored('--mmap', 'mmap', default=True, off='--no-mmap')
 ignored('-gan --grp-attn-n', 'grp_attn_n', integer(), 1, hint='N', env='LLAMA_ARG_GRP_ATTN_N')
@@ -88,11 +91,13 @@ ignored('-gaw --grp-attn-w', 'grp_attn_w', integer(), 512, hint='N', env='LLAMA_
 ignored('--warmup', 'warmup', default=True, off='--no-warmup', programs='completion bench server cli')
 
 # %% ../nbs/00_basics/06_flags.ipynb #a8cfa94f
-add('-lv --verbosity --log-verbosity', 'verbosity', '0 output, 1 error, 2 warning, 3 info, 4 trace, 5 debug',
-    integer(), 3, hint='N', env='LLAMA_ARG_LOG_VERBOSITY')
+add('-lv --verbosity --log-verbosity', 'verbosity',
+    '0 output, 1 error, 2 warning, 3 info, 4 trace, 5 debug', integer(), 3, hint='N',
+        env='LLAMA_ARG_LOG_VERBOSITY')
 add('-v --verbose --log-verbose', 'verbosity', 'log everything', const=5)
 add('--log-disable', 'verbosity', 'log nothing', const=0)
-add('--log-file', 'log_file', 'also write the log to this file', str, hint='FNAME', env='LLAMA_ARG_LOG_FILE')
+add('--log-file', 'log_file', 'also write the log to this file', str, hint='FNAME',
+    env='LLAMA_ARG_LOG_FILE')
 add('--log-colors', 'log_colors', 'colours in the log', tristate, 'auto', hint='[on|off|auto]',
     env='LLAMA_ARG_LOG_COLORS')
 add('--log-prefix', 'log_prefix', 'a letter for the level in front', off='--no-log-prefix',
@@ -116,30 +121,33 @@ TEXT, RUNS = 'completion tokenize cli', 'completion server cli'
 add('-p --prompt', 'prompt', 'text to start from', str, hint='PROMPT', escape=True, programs=TEXT)
 add('-f --file', 'prompt', 'file to read the prompt from', prompt_file, hint='FNAME', escape=True,
     programs='completion cli')
-add('-f --file', 'prompt', 'file to read the prompt from, to the last byte', whole_file, hint='FNAME', escape=True,
-    programs='tokenize')
+add('-f --file', 'prompt', 'file to read the prompt from, to the last byte', whole_file, hint='FNAME',
+    escape=True, programs='tokenize')
 add('-e --escape', 'escape', r'process the escapes \n \r \t \' \" \\ \xHH', default=True, off='--no-escape',
     programs=TEXT + ' server')
 
 # %% ../nbs/00_basics/06_flags.ipynb #d40c4d10
-add('-c --ctx-size', 'n_ctx', 'size of the context, 0 for what the model was trained with', integer(0), 0, hint='N',
-    env='LLAMA_ARG_CTX_SIZE', programs=RUNS)
-add('-n --predict --n-predict', 'n_predict', 'tokens to generate, -1 without limit, -2 until the context is full',
-    integer(-2), -1, hint='N', env='LLAMA_ARG_N_PREDICT', programs=RUNS)
-add('-b --batch-size', 'n_batch', 'most tokens in one call', integer(1), 2048, hint='N', env='LLAMA_ARG_BATCH',
-    programs=RUNS + ' bench')
+add('-c --ctx-size', 'n_ctx', 'size of the context, 0 for what the model was trained with', integer(0), 0,
+    hint='N', env='LLAMA_ARG_CTX_SIZE', programs=RUNS)
+add('-n --predict --n-predict', 'n_predict',
+    'tokens to generate, -1 without limit, -2 until the context is full', integer(-2), -1, hint='N',
+        env='LLAMA_ARG_N_PREDICT', programs=RUNS)
+add('-b --batch-size', 'n_batch', 'most tokens in one call', integer(1), 2048, hint='N',
+    env='LLAMA_ARG_BATCH', programs=RUNS + ' bench')
 add('-ub --ubatch-size', 'n_ubatch', 'most tokens computed at once', integer(1), 512, hint='N',
     env='LLAMA_ARG_UBATCH', programs=RUNS + ' bench')
 add('--keep', 'n_keep', 'tokens of the prompt kept when the context is shifted, -1 for all', integer(-1), 0,
     hint='N', programs=RUNS)
 add('--context-shift', 'context_shift', 'when the context is full, drop half of it and go on',
     off='--no-context-shift', env='LLAMA_ARG_CONTEXT_SHIFT', programs=RUNS)
-add('--swa-full', 'swa_full', 'full-size memory for sliding-window layers', env='LLAMA_ARG_SWA_FULL', programs=RUNS)
+add('--swa-full', 'swa_full', 'full-size memory for sliding-window layers', env='LLAMA_ARG_SWA_FULL',
+    programs=RUNS)
 
 # %% ../nbs/00_basics/06_flags.ipynb #20380356
 def sampling(names, dest, help, kind=None, default=None, **more):
     "A row of the sampling section"
-    add(names, dest, help, kind, default, programs=RUNS, section='sampling', **{'hint': 'N' if kind else '', **more})
+    add(names, dest, help, kind, default, programs=RUNS, section='sampling',
+        **{'hint': 'N' if kind else '', **more})
 
 # %% ../nbs/00_basics/06_flags.ipynb #a3dcb95f
 def seed(text:str)->int: # 0 to 2**32 - 1
@@ -157,8 +165,10 @@ def logit_bias(text:str)->list: # [(id, bias)]
 ORDER = 'penalties;dry;top_n_sigma;top_k;typ_p;top_p;min_p;xtc;temperature'.split(';')
 sampling('--samplers', 'samplers', "samplers in order, with ';' between", lambda t: t.split(';'), ORDER,
          hint='SAMPLERS')
-sampling('--sampler-seq --sampling-seq', 'samplers', 'the same, one letter each: edskypmxt', str, hint='SEQUENCE')
-sampling('-s --seed', 'seed', 'seed of the random numbers, -1 for a random one', seed, 2**32 - 1, hint='SEED')
+sampling('--sampler-seq --sampling-seq', 'samplers', 'the same, one letter each: edskypmxt', str,
+    hint='SEQUENCE')
+sampling('-s --seed', 'seed', 'seed of the random numbers, -1 for a random one', seed, 2**32 - 1,
+    hint='SEED')
 sampling('--ignore-eos', 'ignore_eos', 'never choose an end-of-generation token')
 sampling('-l --logit-bias', 'logit_bias', 'make a token more or less likely: 15043+1', logit_bias, [],
          hint='TOKEN_ID(+/-)BIAS', many=True)
@@ -166,14 +176,15 @@ sampling('-bs --backend-sampling', 'backend_sampling', 'sample on the device whe
          env='LLAMA_ARG_BACKEND_SAMPLING')
 
 # %% ../nbs/00_basics/06_flags.ipynb #24af09dd
-sampling('--temp --temperature', 'temperature', 'temperature, 0 is greedy', lambda t: max(number()(t), 0.), 0.8,
-         env='LLAMA_ARG_TEMPERATURE')
+sampling('--temp --temperature', 'temperature', 'temperature, 0 is greedy', lambda t: max(number()(t), 0.),
+         0.8, env='LLAMA_ARG_TEMPERATURE')
 sampling('--top-k', 'top_k', 'keep the k best, 0 keeps all', integer(), 40, env='LLAMA_ARG_TOP_K')
 sampling('--top-p', 'top_p', 'keep the best up to this probability, 1 keeps all', number(), 0.95,
          env='LLAMA_ARG_TOP_P')
 sampling('--min-p', 'min_p', 'keep those with this share of the best, 0 keeps all', number(), 0.05,
          env='LLAMA_ARG_MIN_P')
-sampling('--top-n-sigma --top-nsigma', 'top_n_sigma', 'keep within n standard deviations, -1 is off', number(), -1.)
+sampling('--top-n-sigma --top-nsigma', 'top_n_sigma', 'keep within n standard deviations, -1 is off',
+    number(), -1.)
 sampling('--xtc-probability', 'xtc_probability', 'chance of excluding top choices, 0 is off', number(), 0.)
 sampling('--xtc-threshold', 'xtc_threshold', 'what counts as a top choice, above 0.5 is off', number(), 0.1)
 sampling('--typical --typical-p', 'typical_p', 'locally typical sampling, 1 is off', number(), 1.)
@@ -181,7 +192,8 @@ sampling('--dynatemp-range', 'dynatemp_range', 'dynamic temperature range, 0 is 
 sampling('--dynatemp-exp', 'dynatemp_exponent', 'dynamic temperature exponent', number(), 1.)
 
 # %% ../nbs/00_basics/06_flags.ipynb #f773d1b0
-sampling('--repeat-last-n', 'repeat_last_n', 'tokens looked back at for penalties, 0 is off', integer(0), 64)
+sampling('--repeat-last-n', 'repeat_last_n', 'tokens looked back at for penalties, 0 is off', integer(0),
+    64)
 sampling('--repeat-penalty', 'repeat_penalty', 'penalty for repeated tokens, 1 is off', number(), 1.,
          env='LLAMA_ARG_REPEAT_PENALTY')
 sampling('--presence-penalty', 'presence_penalty', 'penalty for having occurred, 0 is off', number(), 0.,
@@ -192,17 +204,22 @@ sampling('--mirostat', 'mirostat', 'Mirostat: 0 off, 1 or 2 its version; other s
          integer(0, 2), 0)
 sampling('--mirostat-lr', 'mirostat_eta', 'Mirostat learning rate', number(), 0.1)
 sampling('--mirostat-ent', 'mirostat_tau', 'Mirostat target entropy', number(), 5.)
-sampling('--adaptive-target', 'adaptive_target', 'adaptive-p: probability aimed at, negative is off', number(), -1.)
-sampling('--adaptive-decay', 'adaptive_decay', 'adaptive-p: how long the past counts, 0 to 0.99', number(), 0.9)
+sampling('--adaptive-target', 'adaptive_target', 'adaptive-p: probability aimed at, negative is off',
+    number(), -1.)
+sampling('--adaptive-decay', 'adaptive_decay', 'adaptive-p: how long the past counts, 0 to 0.99', number(),
+    0.9)
 
 # %% ../nbs/00_basics/06_flags.ipynb #4616ca88
 sampling('--dry-multiplier', 'dry_multiplier', 'DRY penalty, 0 is off', number(), 0.)
 sampling('--dry-base', 'dry_base', 'DRY base; below 1 the default is used',
          lambda t: x if (x := number()(t)) >= 1 else 1.75, 1.75)
-sampling('--dry-allowed-length', 'dry_allowed_length', 'DRY: repeats up to this length are free', integer(), 2)
-sampling('--dry-penalty-last-n', 'dry_penalty_last_n', 'DRY: tokens looked back at, 0 is off', integer(0), 64)
-sampling('--dry-sequence-breaker', 'dry_sequence_breakers', 'text that ends a repeat; none for no such text',
-         lambda t: [] if t == 'none' else [t], ['\n', ':', '"', '*'], hint='STRING', many=True, escape=True)
+sampling('--dry-allowed-length', 'dry_allowed_length', 'DRY: repeats up to this length are free',
+    integer(), 2)
+sampling('--dry-penalty-last-n', 'dry_penalty_last_n', 'DRY: tokens looked back at, 0 is off', integer(0),
+    64)
+sampling('--dry-sequence-breaker', 'dry_sequence_breakers',
+         'text that ends a repeat; none for no such text', lambda t: [] if t == 'none' else [t], ['\n',
+             ':', '"', '*'], hint='STRING', many=True, escape=True)
 
 # %% ../nbs/00_basics/06_flags.ipynb #cf10ae24
 def specific(programs):
@@ -210,13 +227,14 @@ def specific(programs):
     return lambda *args, **more: add(*args, programs=programs, section='example-specific', **more)
 
 only = specific('completion')
-only('-r --reverse-prompt', 'reverse_prompt', 'stop when this text has been written', str, [], hint='PROMPT',
-     many=True, escape=True)
-only('--display-prompt', 'display_prompt', 'print the prompt first', default=True, off='--no-display-prompt')
+only('-r --reverse-prompt', 'reverse_prompt', 'stop when this text has been written', str, [],
+     hint='PROMPT', many=True, escape=True)
+only('--display-prompt', 'display_prompt', 'print the prompt first', default=True,
+    off='--no-display-prompt')
 only('--verbose-prompt', 'verbose_prompt', 'log the tokens of the prompt')
 only('-sp --special', 'special', 'print special tokens too')
-only('-cnv --conversation', 'conversation', 'chat with the model instead of continuing a text', default='auto',
-     off='-no-cnv --no-conversation')
+only('-cnv --conversation', 'conversation', 'chat with the model instead of continuing a text',
+     default='auto', off='-no-cnv --no-conversation')
 only('-st --single-turn', 'single_turn', 'leave a conversation after one answer')
 only('--prompt-cache', 'prompt_cache', 'file that keeps the state after the prompt', str, hint='FNAME')
 only('--prompt-cache-all', 'prompt_cache_all', 'also save what was generated')

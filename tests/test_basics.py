@@ -30,8 +30,9 @@ def test_table_escapes_head_and_cells():
     html = Table(['<b>'], [['</td>']])._repr_html_()
     assert '<b>' not in html and '&lt;/td&gt;' in html
 
-@pytest.mark.parametrize('n, text', [(0, '0 B'), (1023, '1023 B'), (1024, '1.00 KiB'), (10 * 1024, '10.0 KiB'),
-                                     (1 << 20, '1.00 MiB'), (1 << 50, '1024.0 TiB'), (-2048, '-2.00 KiB')])
+@pytest.mark.parametrize('n, text', [(0, '0 B'), (1023, '1023 B'), (1024, '1.00 KiB'), (10 * 1024,
+                                     '10.0 KiB'), (1 << 20, '1.00 MiB'), (1 << 50, '1024.0 TiB'), (-2048,
+                                         '-2.00 KiB')])
 def test_human_bytes(n, text): assert human_bytes(n) == text
 
 def test_every_error_is_ours_and_none_hides_another():
@@ -48,10 +49,12 @@ def clean_log():
     root.handlers[:], root.propagate = kept[0], kept[2]
     root.setLevel(kept[1])
 
-@pytest.mark.parametrize('verbosity, lines', [(0, 0), (1, 1), (2, 2), (3, 3), (4, 4), (5, 5), (99, 5), (-1, 0)])
+@pytest.mark.parametrize('verbosity, lines', [(0, 0), (1, 1), (2, 2), (3, 3), (4, 4), (5, 5), (99, 5), (-1,
+    0)])
 def test_verbosity(clean_log, capsys, verbosity, lines):
     root = log.setup_logging(verbosity)
-    for level in (logging.ERROR, logging.WARNING, logging.INFO, log.TRACE, logging.DEBUG): root.log(level, 'x')
+    for level in (logging.ERROR, logging.WARNING, logging.INFO, log.TRACE, logging.DEBUG): root.log(level,
+        'x')
     said = capsys.readouterr()
     assert said.out == '' and said.err.count('x') == lines
 

@@ -5,12 +5,13 @@ from hypothesis import strategies as st
 
 from llamaref.errors import OptionError
 from llamaref.flags import TABLE, parse_args
-from llamaref.options import (as_args, bash_words, config_files, csv_row, docs_table, help_text, process_escapes,
-                              read_ini, rows_of, spellings, usage)
+from llamaref.options import (as_args, bash_words, config_files, csv_row, docs_table, help_text,
+                              process_escapes, read_ini, rows_of, spellings, usage)
 
 PROGRAMS = ('completion', 'tokenize', 'bench')
 
-def parse(*args, program='completion', env=None, configs=()): return parse_args(program, args, env or {}, list(configs))
+def parse(*args, program='completion', env=None, configs=()): return parse_args(program, args, env or {},
+    list(configs))
 
 def fails(*args, **kw):
     with pytest.raises(OptionError) as e: parse(*args, **kw)
@@ -22,13 +23,13 @@ def fails(*args, **kw):
 def test_no_spelling_has_two_rows(program): assert spellings(TABLE, program)
 
 @pytest.mark.parametrize('args, dest, value', [
-    (['-c', '128'], 'n_ctx', 128), (['--ctx_size', '128'], 'n_ctx', 128), (['--ctx-size', '128'], 'n_ctx', 128),
-    (['-n', '-2'], 'n_predict', -2), (['--predict', '5'], 'n_predict', 5),
+    (['-c', '128'], 'n_ctx', 128), (['--ctx_size', '128'], 'n_ctx', 128), (['--ctx-size', '128'], 'n_ctx',
+    128), (['-n', '-2'], 'n_predict', -2), (['--predict', '5'], 'n_predict', 5),
     (['--no-escape'], 'escape', False), (['--no_escape'], 'escape', False), (['-e'], 'escape', True),
     (['--temp', '-1'], 'temperature', 0.), (['--temperature', '0'], 'temperature', 0.),
     (['-s', '-1'], 'seed', 4294967295), (['--seed', '42'], 'seed', 42),
-    (['--samplers', 'top_k;temp'], 'samplers', ['top_k', 'temp']), (['--sampling-seq', 'kt'], 'samplers', 'kt'),
-    (['--top-nsigma', '2'], 'top_n_sigma', 2.), (['--typical', '.5'], 'typical_p', .5),
+    (['--samplers', 'top_k;temp'], 'samplers', ['top_k', 'temp']), (['--sampling-seq', 'kt'], 'samplers',
+    'kt'), (['--top-nsigma', '2'], 'top_n_sigma', 2.), (['--typical', '.5'], 'typical_p', .5),
     (['--dry-base', '0.5'], 'dry_base', 1.75), (['--dry-base', '3'], 'dry_base', 3.),
     (['--dry-sequence-breaker', 'none'], 'dry_sequence_breakers', []),
     (['--dry-sequence-breaker', r'\n', '--dry-sequence-breaker', '.'], 'dry_sequence_breakers', ['\n', '.']),
@@ -41,13 +42,14 @@ def test_no_spelling_has_two_rows(program): assert spellings(TABLE, program)
 def test_reading(args, dest, value): assert getattr(parse(*args), dest) == value
 
 def test_defaults_of_the_sampling_section():   # spec 30.4
-    want = dict(seed=4294967295, top_k=40, top_p=.95, min_p=.05, top_n_sigma=-1, xtc_probability=0, xtc_threshold=.1,
-                typical_p=1, temperature=.8, dynatemp_range=0, dynatemp_exponent=1, repeat_last_n=64, repeat_penalty=1,
-                frequency_penalty=0, presence_penalty=0, dry_multiplier=0, dry_base=1.75, dry_allowed_length=2,
-                dry_penalty_last_n=64, dry_sequence_breakers=['\n', ':', '"', '*'], mirostat=0, mirostat_tau=5,
-                mirostat_eta=.1, adaptive_target=-1, adaptive_decay=.9, logit_bias=[], ignore_eos=False,
+    want = dict(seed=4294967295, top_k=40, top_p=.95, min_p=.05, top_n_sigma=-1, xtc_probability=0,
+                xtc_threshold=.1, typical_p=1, temperature=.8, dynatemp_range=0, dynatemp_exponent=1,
+                repeat_last_n=64, repeat_penalty=1, frequency_penalty=0, presence_penalty=0,
+                dry_multiplier=0, dry_base=1.75, dry_allowed_length=2, dry_penalty_last_n=64,
+                dry_sequence_breakers=['\n', ':', '"', '*'], mirostat=0, mirostat_tau=5, mirostat_eta=.1,
+                adaptive_target=-1, adaptive_decay=.9, logit_bias=[], ignore_eos=False,
                 samplers='penalties dry top_n_sigma top_k typ_p top_p min_p xtc temperature'.split(),
-                backend_sampling=False)
+                    backend_sampling=False)
     opts = parse()
     assert {k: getattr(opts, k) for k in want} == want
 
@@ -65,11 +67,12 @@ def test_missing_value():
     text = fails('-c')
     assert text.startswith('error while handling argument "-c": expected value for argument')
 
-@pytest.mark.parametrize('args', [['-c', 'x'], ['-c', '-1'], ['-c', '12abc'], ['-c', '1' * 5000], ['--temp', 'nan'],
-                                  ['--top-p', 'inf'], ['-n', '-3'], ['--repeat-last-n', '-1'], ['-fa', 'yes'],
-                                  ['--override-kv', 'a=foo:1'], ['--override-kv', 'a'], ['--override-kv', 'a=int:x'],
-                                  ['-s', '4294967296'], ['-l', '5'], ['-ctk', 'q9'], ['--act-quant', 'q4'],
-                                  ['-f', '/nonexistent/file'], ['-f', '/'], ['--mirostat', '3']])
+@pytest.mark.parametrize('args', [['-c', 'x'], ['-c', '-1'], ['-c', '12abc'], ['-c', '1' * 5000], ['--temp',
+                                  'nan'], ['--top-p', 'inf'], ['-n', '-3'], ['--repeat-last-n', '-1'],
+                                  ['-fa', 'yes'], ['--override-kv', 'a=foo:1'], ['--override-kv', 'a'],
+                                  ['--override-kv', 'a=int:x'], ['-s', '4294967296'], ['-l', '5'], ['-ctk',
+                                  'q9'], ['--act-quant', 'q4'], ['-f', '/nonexistent/file'], ['-f', '/'],
+                                      ['--mirostat', '3']])
 def test_bad_value(args):
     text = fails(*args)
     assert text.startswith(f'error while handling argument "{args[0]}": ')
@@ -111,8 +114,9 @@ def test_help_does_not_hide_a_mistake():
 # --- escapes and lists
 
 @pytest.mark.parametrize('text, want', [
-    (r'a\nb', 'a\nb'), (r'\r\t', '\r\t'), (r"\'\"\\", '\'"\\'), (r'\\n', r'\n'), (r'\x41', 'A'), (r'\x4', r'\x4'),
-    (r'\xg1', r'\xg1'), (r'\q', r'\q'), ('end\\', 'end\\'), (r'\xc3\xa9', 'é'), (r'\é', r'\é'), ('', ''), (r'\0', r'\0')])
+    (r'a\nb', 'a\nb'), (r'\r\t', '\r\t'), (r"\'\"\\", '\'"\\'), (r'\\n', r'\n'), (r'\x41', 'A'), (r'\x4',
+    r'\x4'), (r'\xg1', r'\xg1'), (r'\q', r'\q'), ('end\\', 'end\\'), (r'\xc3\xa9', 'é'), (r'\é', r'\é'), ('',
+        ''), (r'\0', r'\0')])
 def test_escapes(text, want): assert process_escapes(text) == want
 
 def test_escapes_on_and_off():   # llama.cpp #7384: typed \n against a newline
@@ -124,8 +128,9 @@ def test_escapes_on_and_off():   # llama.cpp #7384: typed \n against a newline
 @given(st.text(alphabet=st.characters(exclude_characters='\\', exclude_categories=['Cs'])))
 def test_text_without_backslash_is_untouched(text): assert process_escapes(text) == text
 
-@pytest.mark.parametrize('text, want', [('a,b', ['a', 'b']), ('"a,b",c', ['a,b', 'c']), ('a""b', ['ab']), ('', ['']),
-                                        ('"say ""hi"""', ['say "hi"']), (',', ['', '']), ('"open,x', ['open,x'])])
+@pytest.mark.parametrize('text, want', [('a,b', ['a', 'b']), ('"a,b",c', ['a,b', 'c']), ('a""b', ['ab']),
+                                        ('', ['']), ('"say ""hi"""', ['say "hi"']), (',', ['', '']),
+                                            ('"open,x', ['open,x'])])
 def test_csv_row(text, want): assert csv_row(text) == want
 
 @given(st.lists(st.text(alphabet='ab,"\n '), min_size=1))
@@ -138,11 +143,13 @@ def test_environment_and_the_flag_that_beats_it():
     assert parse(env={'LLAMA_ARG_CTX_SIZE': '64'}).n_ctx == 64
     opts = parse('-c', '128', env={'LLAMA_ARG_CTX_SIZE': '64'})
     assert opts.n_ctx == 128 and opts.warnings == [
-        'warn: LLAMA_ARG_CTX_SIZE environment variable is set, but will be overwritten by command line argument -c']
+        'warn: LLAMA_ARG_CTX_SIZE environment variable is set, '
+        'but will be overwritten by command line argument -c']
 
 @pytest.mark.parametrize('name, dest', [
-    ('LLAMA_ARG_MODEL', 'model'), ('LLAMA_ARG_HF_REPO', 'hf_repo'), ('LLAMA_ARG_HF_FILE', 'hf_file'), ('HF_TOKEN', 'hf_token'),
-    ('LLAMA_ARG_MODEL_URL', 'model_url'), ('LLAMA_ARG_DOCKER_REPO', 'docker_repo'), ('LLAMA_ARG_DEVICE', 'device')])
+    ('LLAMA_ARG_MODEL', 'model'), ('LLAMA_ARG_HF_REPO', 'hf_repo'), ('LLAMA_ARG_HF_FILE', 'hf_file'),
+    ('HF_TOKEN', 'hf_token'), ('LLAMA_ARG_MODEL_URL', 'model_url'), ('LLAMA_ARG_DOCKER_REPO', 'docker_repo'),
+        ('LLAMA_ARG_DEVICE', 'device')])
 def test_variable_names(name, dest): assert getattr(parse(env={name: 'x'}), dest) == 'x'
 
 @pytest.mark.parametrize('text, value', [('on', True), ('enabled', True), ('true', True), ('1', True),
@@ -160,9 +167,11 @@ def test_tristate(text, value): assert parse(env={'LLAMA_ARG_FLASH_ATTN': text})
 
 @pytest.mark.parametrize('value', ['0', '1', '', 'x'])
 def test_presence_of_the_negative_variable_is_no(value):
-    assert parse(env={'LLAMA_ARG_NO_CONTEXT_SHIFT': value, 'LLAMA_ARG_CONTEXT_SHIFT': '1'}).context_shift is False
+    assert parse(env={'LLAMA_ARG_NO_CONTEXT_SHIFT': value,
+        'LLAMA_ARG_CONTEXT_SHIFT': '1'}).context_shift is False
 
-def test_bad_number_names_the_variable(): assert 'LLAMA_ARG_CTX_SIZE' in fails(env={'LLAMA_ARG_CTX_SIZE': 'x'})
+def test_bad_number_names_the_variable():
+    assert 'LLAMA_ARG_CTX_SIZE' in fails(env={'LLAMA_ARG_CTX_SIZE': 'x'})
 
 # --- config files
 
@@ -171,7 +180,8 @@ def config(tmp_path, text, name='config.ini'):
     return tmp_path/name
 
 def test_config_and_its_sections(tmp_path):
-    path = config(tmp_path, 'n = 3\n[*]\nc = 256 ; note\ntemp = 0.5 # cold\n[other]\nc = 1\n[default]\nno-escape = true\n')
+    path = config(tmp_path,
+        'n = 3\n[*]\nc = 256 ; note\ntemp = 0.5 # cold\n[other]\nc = 1\n[default]\nno-escape = true\n')
     opts = parse(configs=[path])
     assert (opts.n_ctx, opts.n_predict, opts.temperature, opts.escape) == (256, 3, .5, False)
 
@@ -183,7 +193,8 @@ def test_config_keys(tmp_path, line, dest, value):
     assert getattr(parse(configs=[config(tmp_path, f'[*]\n{line}\n')]), dest) == value
 
 def test_later_sources_win(tmp_path):
-    system, user = config(tmp_path, 'c = 1\nn = 1\nb = 1\nub = 1', 'system'), config(tmp_path, 'n = 2\nb = 2\nub = 2', 'user')
+    system, user = config(tmp_path, 'c = 1\nn = 1\nb = 1\nub = 1', 'system'), config(tmp_path,
+        'n = 2\nb = 2\nub = 2', 'user')
     opts = parse('-ub', '4', env={'LLAMA_ARG_BATCH': '3'}, configs=[system, user])
     assert (opts.n_ctx, opts.n_predict, opts.n_batch, opts.n_ubatch) == (1, 2, 3, 4)
     assert [opts.given[d][-1].source for d in ('n_ctx', 'n_predict', 'n_batch', 'n_ubatch')] == [
@@ -210,7 +221,8 @@ def test_where_config_files_lie():
     assert str(config_files({'HOME': '/h'})[1]) == '/h/.config/llamaref/config.ini'
     assert len(config_files({})) == 1
 
-def test_ini_sections_may_hold_anything(): assert read_ini('[a/b:Q4 x]\nk.l-m_n = = 1') == {'a/b:Q4 x': {'k.l-m_n': '= 1'}}
+def test_ini_sections_may_hold_anything():
+    assert read_ini('[a/b:Q4 x]\nk.l-m_n = = 1') == {'a/b:Q4 x': {'k.l-m_n': '= 1'}}
 
 # --- what else the table makes
 
@@ -236,7 +248,8 @@ def test_docs_table_has_a_row_an_option():
 def test_bash_line(): assert bash_words(TABLE, 'tokenize').endswith('llamaref-tokenize')
 
 def test_as_args_gives_the_same_options():
-    opts = parse('-c', '8', '-r', 'a', '-r', 'b', '--temp', '0', env={'LLAMA_ARG_NO_CONTEXT_SHIFT': '', 'LLAMA_ARG_N_PREDICT': '5'})
+    opts = parse('-c', '8', '-r', 'a', '-r', 'b', '--temp', '0', env={'LLAMA_ARG_NO_CONTEXT_SHIFT': '',
+        'LLAMA_ARG_N_PREDICT': '5'})
     args = as_args(opts)
     assert '--no-context-shift' in args and args[args.index('--n-predict') + 1] == '5'
     again = parse(*args)

@@ -9,10 +9,9 @@ __all__ = ['log', 'NOT_MODELS', 'hub_dir', 'plain_dir', 'user_cache', 'split_rep
 
 # %% ../../nbs/01_files/08_hub.ipynb #19df4e3d
 import os, re
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-from ..basics import Table
 from ..errors import OptionError
 from ..log import get_logger
 

@@ -154,8 +154,8 @@ def about(model, opts)->dict:
     "What the table and the JSON say of model and machine"
     size = Counter()
     for t in model.gguf.tensors.values(): size[t.type.name] += t.n_bytes
-    return dict(model=f'{model.arch} {short(model.n_params)} {size.most_common(1)[0][0]}', path=str(model.gguf.path),
-                size=model.n_bytes, params=model.n_params, device=model.device.name, threads=threads_of(opts),
+    return dict(model=f'{model.arch} {short(model.n_params)} {size.most_common(1)[0][0]}',
+                path=str(model.gguf.path), size=model.n_bytes, params=model.n_params, device=model.device.name, threads=threads_of(opts),
                 type_k=opts.type_k, type_v=opts.type_v, act_quant=opts.act_quant, version=lr.__version__,
                 python=platform.python_version(), machine=platform.machine())
 
@@ -175,7 +175,8 @@ def threads_of(opts)->int:
 def markdown(results:list, info:dict, peer:str=None)->str: # peer: its version
     "The table of llama.cpp's tool, with two more columns when the peer ran"
     head = ['model', 'size', 'params', 'device', 'threads', 'test', 'tok/s']
-    first = [info['model'], human_bytes(info['size']), short(info['params']), info['device'], str(info['threads'])]
+    first = [info['model'], human_bytes(info['size']), short(info['params']),
+             info['device'], str(info['threads'])]
     head += [f'llama.cpp ({peer})', 'ratio'] if peer else []
     show = lambda values, f: '{:{f}} ± {:{f}}'.format(*spread(values), f=f)
     rows = [first + [str(r.test), show(r.rates['ours'], '.2f')] +
@@ -216,7 +217,7 @@ def bench(opts)->int:
 def start_peer(opts, n_ctx:int)->Peer:
     "Start the other side, or say what is missing"
     from importlib.util import find_spec
-    if not find_spec('xllamacpp'): raise OptionError('--peer needs the package xllamacpp (pip install xllamacpp)')
+    if not find_spec('xllamacpp'): raise OptionError('--peer needs the package xllamacpp: pip install it')
     return Peer(model_path(opts), n_ctx, threads_of(opts), opts.n_batch, opts.n_ubatch)
 
 def main(argv:list=None)->int: # exit code

@@ -11,7 +11,6 @@ __all__ = ['log', 'EXAMPLES', 'ACTIONS', 'FROM_FILE', 'COMMANDS', 'run_program',
 import importlib, os, platform, sys
 
 import llamaref as lr
-from ..basics import Table
 from ..errors import LlamarefError, OptionError
 from ..flags import TABLE, parse_args
 from ..log import get_logger, setup_logging
@@ -46,7 +45,7 @@ def start_log(opts):
     "Set the log up as the options say, then tell what the reading of options found odd"
     colors = opts.log_colors if opts.log_colors == 'auto' else 'on' if opts.log_colors else 'off'
     try: setup_logging(opts.verbosity, opts.log_file, colors, opts.log_prefix, opts.log_timestamps)
-    except OSError as e: raise OptionError(f'--log-file: cannot write {opts.log_file}: {e.strerror}') from None
+    except OSError as e: raise OptionError(f'cannot write {opts.log_file}: {e.strerror}') from None
     for w in opts.warnings:
         if w.startswith('warn:'): print(w, file=sys.stderr)
         else: log.warning(w)
@@ -114,8 +113,8 @@ def load_model(opts, # of `parse_args`
 # %% ../../nbs/12_programs/00_main.ipynb #50b1917a
 def new_context(model, opts, **more): # -> Context
     "A context over a model, sized and typed as the options say"
-    return lr.Context(model, n_ctx=opts.n_ctx, n_batch=opts.n_batch, n_ubatch=opts.n_ubatch, type_k=opts.type_k, type_v=opts.type_v,
-                      **more)
+    return lr.Context(model, n_ctx=opts.n_ctx, n_batch=opts.n_batch, n_ubatch=opts.n_ubatch,
+                      type_k=opts.type_k, type_v=opts.type_v, **more)
 
 # %% ../../nbs/12_programs/00_main.ipynb #ec53b9b5
 FROM_FILE = dict(sequence='samplers', top_k='top_k', top_p='top_p', min_p='min_p', temp='temperature',
@@ -125,12 +124,12 @@ FROM_FILE = dict(sequence='samplers', top_k='top_k', top_p='top_p', min_p='min_p
 
 # %% ../../nbs/12_programs/00_main.ipynb #bc098552
 def sampling_params(opts, # of `parse_args`
-                    kv:dict={}, # metadata of the model file
+                    kv:dict=None, # metadata of the model file
                    )->dict: # by names of a request
     "What the user said, then what the file recommends, then the defaults"
     params = {o.dest: getattr(opts, o.dest) for o in opts.rows if o.section == 'sampling'}
     for key, dest in FROM_FILE.items():
-        value = kv.get(f'general.sampling.{key}')
+        value = (kv or {}).get(f'general.sampling.{key}')
         if value is not None and dest not in opts.given:
             params[dest] = value.split(';') if dest == 'samplers' else value
     return params
@@ -151,7 +150,8 @@ COMMANDS = [   # name, aliases, module, meaning
 def commands_text()->str:
     "What `llamaref help` prints"
     lines = [f"  {', '.join((name, *aliases)):<24}{about}" for name, aliases, _, about in COMMANDS]
-    lines += [f'  {"version":<24}show the version', f'  {"help [COMMAND]":<24}this text, or the options of a command']
+    lines += ['  version                 show the version',
+              '  help [COMMAND]          this text, or the options of a command']
     return 'usage: llamaref <command> [options]\n\ncommands:\n' + '\n'.join(lines) + '\n'
 
 # %% ../../nbs/12_programs/00_main.ipynb #be1c85b4
