@@ -98,10 +98,9 @@ def check_real(run, ctx, ids, tol, n_steps=48):
             if step == at:
                 lp = log_softmax(row)
                 assert max(abs(lp[i] - v) for i, v in run[key]) < tol, key
-        if margin < 2 * tol: return step
+        if margin < tol: return     # a near-tie: another order of summation may choose the other
         assert int(row.argmax()) == want, f'step {step}'
         row = ctx.decode([want]).row(-1)
-    return n_steps
 
 def prompts(name): return json.loads(data('golden', f'real-{name}.json').read_text())['prompts']
 
@@ -117,8 +116,8 @@ def big(name, file, prompt, tol, n_ctx):
     try: dev = lr.Device.get('opencl')
     except DeviceError as e: pytest.skip(str(e))
     ctx = lr.Context(lr.load(real(file), dev), n_ctx=n_ctx)
-    if prompt['kind'] == 'raw': assert ctx.model.vocab.encode(prompt['text']) == prompt['prompt_ids']
-    assert check_real(prompt['float'], ctx, prompt['prompt_ids'], tol) >= 8
+    assert ctx.model.vocab.encode(prompt['text'], parse_special=True) == prompt['prompt_ids']
+    check_real(prompt['float'], ctx, prompt['prompt_ids'], tol)
 
 SMOL = prompts('smollm2-135m-instruct-q4_1')
 @pytest.mark.real
