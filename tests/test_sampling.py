@@ -5,10 +5,15 @@ import math
 import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
-from conftest import data
+from conftest import data, shared
 
 from llamaref.errors import SamplingError
+from llamaref.files.gguf import GGUFFile
+from llamaref.files.vocab import Vocab
 from llamaref.sampling.candidates import Candidates, order, rank, softmax
+from llamaref.sampling.chain import (SamplerChain, SamplingParams, gguf_sampling, params_of, samplers_from_letters,
+                                     samplers_from_names)
+from llamaref.sampling.dry import Dry, all_heads, breaker_heads, suffix_matches
 from llamaref.sampling.rng import RANDOM_SEED, Rng, to_f32, to_f64
 from llamaref.sampling.samplers import (Dist, Greedy, LogitBias, MinP, Penalties, Sampler, Temp, TempExt, TopK,
                                         TopNSigma, TopP, Typical, Xtc)
@@ -351,3 +356,152 @@ def test_every_sampler_survives_a_row_with_everything_masked():
             s.accept(1)
             c = s.apply(Candidates([-np.inf] * 5))
             assert len(c) >= 1 and c.token is None
+
+# ---- the chain ----
+
+WAVE = (4 * np.sin(1 + .7 * np.arange(16))).astype(np.float32)
+
+def six(seed): return SamplerChain([Penalties(64, 1.1), TopK(8), TopP(.95), MinP(.05), TempExt(.8), Dist(seed)])
+
+def text(chain, n, row=WAVE): return ' '.join(str(chain.sample(row)) for _ in range(n))
+
+WHOLE = {1: '11 2 1 11 10 10 10 9 2 9 10 10 10 1 10 2', 42: '0 1 0 9 1 10 10 10 1 9 1 0 11 1 11 9'}
+
+@pytest.mark.parametrize('seed', WHOLE)
+def test_whole_chain(seed):
+    chain = six(seed)
+    assert text(chain, 16) == WHOLE[seed] and chain.n_sample == 16 and chain.t_sample > 0
+    chain.reset()
+    assert text(chain, 16) == WHOLE[seed]
+
+def test_whole_chain_first_step():
+    c = six(1).apply(Candidates(WAVE))
+    assert c.ids.tolist() == [1, 10, 9, 0, 2, 11]
+    np.testing.assert_allclose(c.probs, [.298235, .294815, .147192, .140740, .061367, .057651], atol=1e-6)
+
+def test_chain_clone_continues_and_then_diverges():
+    chain = six(1)
+    text(chain, 4)
+    twin = chain.clone()
+    assert text(chain, 4) == text(twin, 4) == '10 10 10 9'
+    chain.accept(3)
+    assert list(chain.get(0).ring) == [*twin.get(0).ring, 3]
+    other = six(99)
+    other.copy_from(chain)
+    assert text(other, 8) == text(chain, 8)
+
+def test_chain_editing():
+    chain = SamplerChain([TopK(0), TopK(40), Dist(7)])
+    assert repr(chain) == 'logits -> ?top-k -> top-k -> dist' and chain.seed == 7 and len(chain) == 3
+    assert chain.get(3) is None and chain.get(-1) is None and chain.remove(5) is None
+    assert chain.remove(1).k == 40 and len(chain) == 2
+    with pytest.raises(SamplingError, match='chains differ'): chain.copy_from(SamplerChain([Dist(7)]))
+
+def test_seed_is_that_of_the_last_selecting_sampler():
+    assert SamplerChain([Dist(3), Dist(5)]).seed == 5 and SamplerChain([Dist(3), Dist(-1)]).seed == 3
+    assert SamplerChain([Xtc(.5, .1, 0, 9), Dist(-1)]).seed == RANDOM_SEED and SamplerChain().seed == RANDOM_SEED
+
+def test_names():
+    assert samplers_from_names(['Top-K', 'nucleus', 'temp', 'bogus']) == ['top_k', 'top_p', 'temperature']
+    assert samplers_from_letters('kpmt') == ['top_k', 'top_p', 'min_p', 'temperature']
+    assert samplers_from_names(['TOPNSIGMA', 'minp', 'adaptivep', 'typ', 'top_k']) == ['top_n_sigma', 'min_p', 'adaptive_p', 'typ_p', 'top_k']
+    for call in (lambda: samplers_from_names(['bogus'], strict=True), lambda: samplers_from_letters('kz', strict=True)):
+        with pytest.raises(SamplingError, match='unknown sampler'): call()
+
+DEFAULT = 'logits -> ?penalties -> ?dry -> ?top-n-sigma -> top-k -> ?typical -> top-p -> min-p -> ?xtc -> temp-ext -> dist'
+
+@pytest.mark.parametrize('changes,want', [
+    ({}, DEFAULT), (dict(temperature=1., top_k=0), DEFAULT.replace('-> top-k', '-> ?top-k').replace('temp-ext', '?temp-ext')),
+    (dict(samplers=[]), 'logits -> dist'), (dict(samplers='tk', logit_bias=[(1, 2.)]), 'logits -> logit-bias -> temp-ext -> top-k -> dist'),
+    (dict(samplers=['top_k', 'top_k']), 'logits -> top-k -> top-k -> dist'),
+    (dict(dry_multiplier=.8, repeat_penalty=1.1, samplers='ed'), 'logits -> penalties -> dry -> dist')])
+def test_built_chain(changes, want): assert repr(Sampler.chain(**changes)) == want
+
+def test_built_chain_carries_the_parameters():
+    chain = Sampler.chain(dict(top_k=7, min_keep=3, seed=5, xtc_probability=.5, xtc_threshold=.2, typical_p=.9), dynatemp_range=.1)
+    by = {s.kind: s for s in chain.samplers}
+    assert (by['top-k'].k, by['top-p'].min_keep, by['min-p'].min_keep, by['typical'].min_keep) == (7, 3, 3, 3)
+    assert (by['xtc'].probability, by['xtc'].threshold, by['xtc'].seed, by['xtc'].min_keep) == (.5, .2, 5, 3)
+    assert (by['temp-ext'].spread, by['dist'].seed, chain.seed) == (.1, 5, 5)
+
+def test_params():
+    assert params_of(SamplingParams(top_k=3), top_p=.5) == SamplingParams(top_k=3, top_p=.5)
+    with pytest.raises(SamplingError, match="no sampling parameter 'top_kk'"): params_of(top_kk=3)
+    with pytest.raises(SamplingError, match='mirostat is 3'): Sampler.chain(mirostat=3)
+    with pytest.raises(SamplingError, match='penalty_repeat must be finite'): Sampler.chain(repeat_penalty=0)
+
+def test_default_chain_of_recorded_draws_is_the_built_one(golden, arrays):
+    cases = [c for c in golden['cases'] if c['kind'] == 'default_chain']
+    assert cases
+    for case in cases:
+        for seed, want in case['tokens'].items():
+            chain = Sampler.chain(seed=int(seed))
+            assert [chain.sample(arrays['logits/' + case['input']]) for _ in want] == want
+
+def test_model_file_defaults():
+    kv = {'general.sampling.' + k: v for k, v in dict(
+        sequence='top_k;temperature', top_k=5, temp=.5, penalty_last_n=9, penalty_repeat=1.2, mirostat=2, top_p='x',
+        min_p=True, mirostat_tau=4).items()}
+    assert gguf_sampling(kv) == dict(samplers=['top_k', 'temperature'], top_k=5, temperature=.5, repeat_last_n=9,
+                                     repeat_penalty=1.2, mirostat=2, mirostat_tau=4.)
+    assert gguf_sampling({}) == {}
+
+@pytest.fixture(scope='module')
+def tiny():
+    with GGUFFile(data('models', 'tiny-qwen3.gguf')) as f: return Vocab.from_gguf(f)
+
+def test_bias_from_the_vocabulary(tiny):
+    bias = Sampler.chain(ignore_eos=True, vocab=tiny, logit_bias={3: 1.}).get(0)
+    assert bias.total == {3: 1.} | {t: -np.inf for t in tiny.eog_ids}
+    with pytest.raises(SamplingError, match='needs the vocabulary'): Sampler.chain(ignore_eos=True)
+
+# ---- dry ----
+
+DRY = [(4, (1., 1.1, 2), 4, [0, 1], {}, [.25] * 4), (4, (1., 1.1, 2), 5, [0, 1, 2, 0, 1], {}, [.296923, .296923, .109232, .296923]),
+       (5, (1., 1.1, 2), 6, [0, 1, 3, 4, 0, 1], {3: [()]}, [.2] * 5),
+       (5, (2., 1.1, 2), 5, [0, 1, 2, 0, 1], {}, [.241818, .241818, .032727, .241818, .241818]),
+       (5, (1., 1.1, 4), 7, [0, 1, 2, 3, 4, 0, 1], {}, [.2] * 5)]
+
+@pytest.mark.parametrize('n,args,last_n,history,heads,want', DRY)
+def test_dry_table(n, args, last_n, history, heads, want):
+    s = Dry(*args, last_n, heads)
+    for t in history: s.accept(t)
+    np.testing.assert_allclose(final(s, *[1 / n] * n).probs, want, atol=1e-5)
+
+def test_dry_scores():
+    for n, base, history, heads, want in ((4, 1.1, [0, 1, 2, 0, 1, 2, 0, 1], {}, [0, 0, -1.331, 0]),
+                                          (5, 1.75, [0, 1, 3, 4, 2, 0, 1, 3], {2: [()]}, [0, 0, 0, 0, -1.75])):
+        s = Dry(1., base, 2, 64, heads)
+        for t in history: s.accept(t)
+        np.testing.assert_allclose(s.apply(Candidates(np.zeros(n))).logits, want, atol=1e-6)
+
+def test_dry_with_a_long_repetition_does_not_overflow():
+    s = Dry(1., 1.75, 2, 4000)
+    for t in [1] * 4000: s.accept(t)
+    assert s.apply(Candidates(np.zeros(3))).logits[1] < -1e37
+
+@settings(max_examples=100, deadline=None)
+@given(st.text('ab', max_size=30))
+def test_suffix_matches(h):
+    def slow(j): return next((k for k in range(j + 1) if h[j-k] != h[len(h)-1-k]), j + 1)
+    assert suffix_matches(h) == [slow(j) for j in range(len(h) - 1)]
+
+def test_dry_recorded(golden, arrays):
+    with GGUFFile(shared('models', 'stories260K.gguf')) as f: vocab = Vocab.from_gguf(f)
+    cases = apply_cases(golden, ['dry'])
+    assert cases
+    for case in cases:
+        p = case['params']
+        s = Dry(p['multiplier'], p['base'], p['allowed_length'], p['last_n'], all_heads(vocab, p['breakers']))
+        for t in case['accepted']: s.accept(t)
+        x = arrays['logits/' + case['input']]
+        c = Candidates(x)
+        s.apply(c.sort() if case['input_sorted'] else c)
+        same_up_to_ties(c, x, arrays[case['key'] + '/ids'], arrays[case['key'] + '/logits'])
+
+def test_breaker_heads(tiny):
+    heads = breaker_heads(tiny, '\n')
+    assert all((b'\n' in tiny.piece(t)) == (t in heads) for t in range(len(tiny)))
+    assert breaker_heads(tiny, '') == {} and breaker_heads(tiny, 'x' * 99) == breaker_heads(tiny, 'x' * 40)
+    tails = breaker_heads(tiny, 'the')
+    assert tails[tiny.encode('t')[0]] == [tuple(tiny.encode('he'))]

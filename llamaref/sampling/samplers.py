@@ -25,8 +25,9 @@ parameters = dataclass(eq=False, repr=False)   # a sampler is itself, not its va
 @parameters
 class Sampler:
     "A step on the way to a token; a kind of sampler writes `change`"
-    kind = ''     # its name while it is on
-    off = False   # do the parameters disable it?
+    kind = ''         # its name while it is on
+    off = False       # do the parameters disable it?
+    selects = False   # does it set `selected`?
 
     def apply(self, c:Candidates)->Candidates:
         "Change the candidates in place; they are returned for convenience"
@@ -66,7 +67,7 @@ def __repr__(self:Sampler):
 @parameters
 class Greedy(Sampler):
     "Select the best candidate"
-    kind = 'greedy'
+    kind, selects = 'greedy', True
 
     def change(self, c):
         best = int(np.argmax(c.logits))
@@ -77,7 +78,7 @@ class Greedy(Sampler):
 class Dist(Sampler):
     "Select at random, with the odds of the softmax"
     seed: int = RANDOM_SEED # -1 is a new one at each reset
-    kind = 'dist'
+    kind, selects = 'dist', True
 
     def reset(self): self.rng = Rng(self.seed)
 
