@@ -78,9 +78,9 @@ INLINE float2 exponentials(float *x, int n, float softcap) {
     return (float2)(m, sum8(sum));
 }
 
-// y[h] = y[h]*was[h] + now[h] * sum_i p[h][i] * v[at[i]]
-INLINE void blend(const int nq, GLOBAL float *y, GLOBAL const value *v, const long *at, float (*p)[CHUNK], int n, int E,
-                  const float *was, const float *now) {
+// a = sum_i p[h][i] * v[at[i]]; then y[h] = y[h]*was[h] + a*now[h], or y[h] = a where y is fresh
+INLINE void blend(const int nq, const int fresh, GLOBAL float *y, int stride, GLOBAL const value *v, const long *at,
+                  float (*p)[CHUNK], int n, int E, const float *was, const float *now) {
     int e = 0;
     for (; e + 32 <= E; e += 32) {
         float8 a[NQ][4];
@@ -98,73 +98,165 @@ INLINE void blend(const int nq, GLOBAL float *y, GLOBAL const value *v, const lo
         }
         UNROLL for (int h = 0; h < nq; h++)
             UNROLL for (int j = 0; j < 4; j++) {
-                GLOBAL float *z = y + h * E + e + 8 * j;
-                STORE(float8u, z, fma8(LOAD(float8u, z), was[h], a[h][j] * now[h]));
+                GLOBAL float *z = y + h * stride + e + 8 * j;
+                if (fresh) STORE(float8u, z, a[h][j]);
+                else STORE(float8u, z, fma8(LOAD(float8u, z), was[h], a[h][j] * now[h]));
             }
     }
     for (; e < E; e++)
         UNROLL for (int h = 0; h < nq; h++) {
+            GLOBAL float *z = y + h * stride + e;
             float a = 0.0f;
             for (int i = 0; i < n; i++) a = FMA(p[h][i], VALUE1(v + at[i] + e), a);
-            y[h * E + e] = FMA(y[h * E + e], was[h], a * now[h]);
+            *z = fresh ? a : FMA(*z, was[h], a * now[h]);
         }
 }
 
-// nq query heads of one row, all of one key head, over n cells
-INLINE void attend(const int nq, GLOBAL const float *q, GLOBAL const key *k, GLOBAL const value *v,
-                   GLOBAL const int *cells, int n, int G, int D, int E, int C, float scale, float softcap,
-                   GLOBAL const float *sinks, GLOBAL float *y) {
+// Where the cells of a chunk begin, those that are none left out; how many are left
+INLINE int places(GLOBAL const int *cells, int n, int C, int K, int V, long *at_k, long *at_v) {
+    int len = 0;
+    for (int i = 0; i < n; i++) {
+        if (cells[i] < 0 || cells[i] >= C) continue;
+        at_k[len] = (long)cells[i] * K;
+        at_v[len++] = (long)cells[i] * V;
+    }
+    if (len) for (int i = len; i & 3; i++) at_k[i] = at_k[0];
+    return len;
+}
+
+// The state of a head: largest score M and sum S so far. A chunk (m, s) joins: old values count `was`, the chunk's `now`
+INLINE void join(float *M, float *S, float m, float s, float *was, float *now) {
+    float top = FMAX(*M, m);
+    *was = EXP(*M - top);
+    *now = EXP(m - top);
+    *S = FMA(*S, *was, s * *now);
+    *M = top;
+}
+INLINE float share(float y, float S) { return S == 0.0f ? 0.0f : y / S; }
+
+// What a launch works on; a pass is up to NQ query heads of one row that share a key head
+typedef struct {
+    int T, H, G, D, E, C, n;
+    GLOBAL const float *q;
+    GLOBAL const key *k;
+    GLOBAL const value *v;
+    GLOBAL const int *cells, *ranges;
+    float scale, softcap;
+    GLOBAL const float *sinks;
+} problem;
+
+INLINE int passes_of(const problem *a) { return a->G * ((a->H / a->G + NQ - 1) / NQ); }
+INLINE int first_head(const problem *a, int pass) {   // of a pass
+    int R = a->H / a->G, per = (R + NQ - 1) / NQ;
+    return pass / per * R + pass % per * NQ;
+}
+INLINE int heads_in(const problem *a, int h) { int R = a->H / a->G; return min(NQ, R - h % R); }
+INLINE int from_of(const problem *a, int t) { return max(a->ranges[2 * t], 0); }
+INLINE int length_of(const problem *a, int t) { return max(min(a->ranges[2 * t + 1], a->n) - from_of(a, t), 0); }
+
+// All chunks of nq heads of row t, first to last
+INLINE void whole(const int nq, const problem *a, int t, int h, GLOBAL float *y) {
+    int D = a->D, E = a->E, g = h / (a->H / a->G), n = length_of(a, t);
+    GLOBAL const float *q = a->q + ((long)t * a->H + h) * D;
+    GLOBAL const int *cells = a->cells + from_of(a, t);
     float M[NQ], S[NQ], was[NQ], now[NQ], x[NQ][CHUNK];
     long at_k[CHUNK], at_v[CHUNK];
-    for (int h = 0; h < nq; h++) { M[h] = sinks ? sinks[h] : NONE; S[h] = sinks ? 1.0f : 0.0f; }
+    for (int i = 0; i < nq; i++) { M[i] = a->sinks ? a->sinks[h + i] : NONE; S[i] = a->sinks ? 1.0f : 0.0f; }
     for (int i = 0; i < nq * E; i++) y[i] = 0.0f;
     for (int from = 0; from < n; from += CHUNK) {
-        int len = 0;
-        for (int i = from; i < min(n, from + CHUNK); i++) {
-            int c = cells[i];
-            if (c < 0 || c >= C) continue;
-            at_k[len] = (long)c * G * D;
-            at_v[len++] = (long)c * G * E;
-        }
+        int len = places(cells + from, min(CHUNK, n - from), a->C, a->G * D, a->G * E, at_k, at_v);
         if (!len) continue;
-        for (int i = len; i & 3; i++) at_k[i] = at_k[0];
-        scores(nq, q, k, at_k, len, D, scale, x);
-        for (int h = 0; h < nq; h++) {
-            float2 ms = exponentials(x[h], len, softcap);
-            float top = FMAX(M[h], ms.s0);
-            was[h] = EXP(M[h] - top);
-            now[h] = EXP(ms.s0 - top);
-            S[h] = FMA(S[h], was[h], ms.s1 * now[h]);
-            M[h] = top;
+        scores(nq, q, a->k + g * D, at_k, len, D, a->scale, x);
+        for (int i = 0; i < nq; i++) {
+            float2 ms = exponentials(x[i], len, a->softcap);
+            join(M + i, S + i, ms.s0, ms.s1, was + i, now + i);
         }
-        blend(nq, y, v, at_v, x, len, E, was, now);
+        blend(nq, 0, y, E, a->v + g * E, at_v, x, len, E, was, now);
     }
-    for (int h = 0; h < nq; h++)
-        for (int e = 0; e < E; e++) y[h * E + e] = S[h] == 0.0f ? 0.0f : y[h * E + e] / S[h];
+    for (int i = 0; i < nq; i++)
+        for (int e = 0; e < E; e++) y[i * E + e] = share(y[i * E + e], S[i]);
 }
 
-INLINE void attention_body(int part, int parts, int T, int H, int G, int D, int E, int C, int n,
-                           GLOBAL const float *RESTRICT q, GLOBAL const key *RESTRICT k, GLOBAL const value *RESTRICT v,
-                           GLOBAL const int *RESTRICT cells, GLOBAL const int *RESTRICT ranges, float scale,
-                           float softcap, GLOBAL const float *RESTRICT sinks, GLOBAL float *RESTRICT y) {
-    int R = H / G, passes = (R + NQ - 1) / NQ;
-    FOR_RUN(item, T * G * passes) {
-        int t = item / (G * passes), g = item / passes % G, h = g * R + item % passes * NQ, nq = min(NQ, g * R + R - h);
-        int from = max(ranges[2 * t], 0), to = min(ranges[2 * t + 1], n);
-        long row = (long)t * H + h;
-        GLOBAL const float *s = sinks ? sinks + h : sinks;
-        GLOBAL const key *k0 = k + g * D;
-        GLOBAL const value *v0 = v + g * E;
-        switch (nq) {
-            case 1: attend(1, q + row * D, k0, v0, cells + from, to - from, G, D, E, C, scale, softcap, s, y + row * E); break;
-            case 2: attend(2, q + row * D, k0, v0, cells + from, to - from, G, D, E, C, scale, softcap, s, y + row * E); break;
-            case 3: attend(3, q + row * D, k0, v0, cells + from, to - from, G, D, E, C, scale, softcap, s, y + row * E); break;
+INLINE void attention_body(int part, int parts, const problem *a, GLOBAL float *RESTRICT y0) {
+    int passes = passes_of(a);
+    FOR_RUN(item, a->T * passes) {
+        int t = item / passes, h = first_head(a, item % passes);
+        GLOBAL float *y = y0 + ((long)t * a->H + h) * a->E;
+        switch (heads_in(a, h)) {
+            case 1: whole(1, a, t, h, y); break;
+            case 2: whole(2, a, t, h, y); break;
+            case 3: whole(3, a, t, h, y); break;
         }
     }
 }
-KERNEL void attention(int T, int H, int G, int D, int E, int C, int n, GLOBAL const float *RESTRICT q,
-                      GLOBAL const key *RESTRICT k, GLOBAL const value *RESTRICT v, GLOBAL const int *RESTRICT cells,
-                      GLOBAL const int *RESTRICT ranges, float scale, float softcap, GLOBAL const float *RESTRICT sinks,
-                      GLOBAL float *RESTRICT y) {
-    attention_body(PART, PARTS, T, H, G, D, E, C, n, q, k, v, cells, ranges, scale, softcap, sinks, y);
+
+// The same in two steps, for few rows and long lists: chunks side by side, each leaving E values, m and s for each
+// head in `parts`; then the chunks of a head are joined, first to last.
+INLINE void one_chunk(const int nq, const problem *a, int t, int h, int chunk, GLOBAL float *out) {
+    int D = a->D, E = a->E, g = h / (a->H / a->G), from = chunk * CHUNK;
+    float x[NQ][CHUNK];
+    long at_k[CHUNK], at_v[CHUNK];
+    int len = places(a->cells + from_of(a, t) + from, min(CHUNK, length_of(a, t) - from), a->C, a->G * D, a->G * E, at_k, at_v);
+    for (int i = 0; i < nq; i++) out[i * (E + 2) + E] = NONE;
+    if (!len) return;
+    scores(nq, a->q + ((long)t * a->H + h) * D, a->k + g * D, at_k, len, D, a->scale, x);
+    for (int i = 0; i < nq; i++) {
+        float2 ms = exponentials(x[i], len, a->softcap);
+        out[i * (E + 2) + E] = ms.s0;
+        out[i * (E + 2) + E + 1] = ms.s1;
+    }
+    blend(nq, 1, out, E + 2, a->v + g * E, at_v, x, len, E, 0, 0);
+}
+
+INLINE int chunks_of(const problem *a, int t) { return (length_of(a, t) + CHUNK - 1) / CHUNK; }
+
+INLINE void attention_chunks_body(int part, int parts, const problem *a, int room, GLOBAL float *RESTRICT partial) {
+    int passes = passes_of(a), total = 0, t = 0, before = 0;
+    for (int i = 0; i < a->T; i++) total += chunks_of(a, i);
+    FOR_RUN(item, total * passes) {
+        while (item >= (before + chunks_of(a, t)) * passes) before += chunks_of(a, t++);
+        int chunk = (item - before * passes) / passes, h = first_head(a, item % passes);
+        GLOBAL float *out = partial + (((long)t * room + chunk) * a->H + h) * (a->E + 2);
+        switch (heads_in(a, h)) {
+            case 1: one_chunk(1, a, t, h, chunk, out); break;
+            case 2: one_chunk(2, a, t, h, chunk, out); break;
+            case 3: one_chunk(3, a, t, h, chunk, out); break;
+        }
+    }
+}
+
+INLINE void attention_join_body(int part, int parts, const problem *a, int room, GLOBAL const float *RESTRICT partial,
+                                GLOBAL float *RESTRICT y0) {
+    int E = a->E;
+    FOR_RUN(item, a->T * a->H) {
+        int t = item / a->H, h = item % a->H;
+        GLOBAL float *y = y0 + (long)item * E;
+        float M = a->sinks ? a->sinks[h] : NONE, S = a->sinks ? 1.0f : 0.0f, was, now;
+        for (int e = 0; e < E; e++) y[e] = 0.0f;
+        for (int chunk = 0; chunk < chunks_of(a, t); chunk++) {
+            GLOBAL const float *in = partial + (((long)t * room + chunk) * a->H + h) * (E + 2);
+            if (in[E] == NONE) continue;
+            join(&M, &S, in[E], in[E + 1], &was, &now);
+            for (int e = 0; e < E; e++) y[e] = FMA(y[e], was, in[e] * now);
+        }
+        for (int e = 0; e < E; e++) y[e] = share(y[e], S);
+    }
+}
+
+#define ARGS int T, int H, int G, int D, int E, int C, int n, GLOBAL const float *RESTRICT q, GLOBAL const key *RESTRICT k, \
+    GLOBAL const value *RESTRICT v, GLOBAL const int *RESTRICT cells, GLOBAL const int *RESTRICT ranges, float scale, \
+    float softcap, GLOBAL const float *RESTRICT sinks
+#define PROBLEM problem a = {T, H, G, D, E, C, n, q, k, v, cells, ranges, scale, softcap, sinks}
+
+KERNEL void attention(ARGS, GLOBAL float *RESTRICT y) {
+    PROBLEM;
+    attention_body(PART, PARTS, &a, y);
+}
+KERNEL void attention_chunks(ARGS, int room, GLOBAL float *RESTRICT partial) {
+    PROBLEM;
+    attention_chunks_body(PART, PARTS, &a, room, partial);
+}
+KERNEL void attention_join(ARGS, int room, GLOBAL const float *RESTRICT partial, GLOBAL float *RESTRICT y) {
+    PROBLEM;
+    attention_join_body(PART, PARTS, &a, room, partial, y);
 }

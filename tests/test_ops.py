@@ -312,6 +312,19 @@ def test_batch_invariance_of_attention(dev, dt):
     moved = run(dev, 'attention', q, k, v, np.concatenate([lead, cells]), ranges + 29, .2)
     np.testing.assert_array_equal(moved, whole)
 
+@pytest.mark.parametrize('softcap, sink', [(0., False), (20., True)])
+def test_split_lists_give_the_same_bits(ocl, softcap, sink):
+    from llamaref.compute.opencl import split
+    q, k, v, cells, ranges = case(33, 4, 1, 36, 36, 4200)
+    ranges[:8, 1] = ranges[:8, 0] + [0, 1, 63, 64, 65, 100, 2049, 4200]
+    cells[::100] = -1
+    sinks = normal(4) if sink else None
+    whole = run(ocl, 'attention', q, k, v, cells, ranges, .2, softcap, sinks)
+    close(whole[:10], attention(q[:10], k, v, cells, ranges[:10], .2, softcap, sinks), 5e-6)
+    assert split(1, 4, 1, 4200, ocl.units) and not split(33, 4, 1, 4200, ocl.units) or ocl.units > 16
+    for a in range(10):
+        np.testing.assert_array_equal(run(ocl, 'attention', q[a:a+1].copy(), k, v, cells, ranges[a:a+1].copy(), .2, softcap, sinks), whole[a:a+1])
+
 # ---- tensors ----
 def test_views_start_anywhere(dev):
     a = normal(7, 33)

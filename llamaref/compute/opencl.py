@@ -6,7 +6,7 @@
 __all__ = ['log', 'PER_UNIT', 'PLAIN', 'LAUNCHES', 'BLOCK', 'cl_devices', 'OpenCLDevice', 'describe', 'Block', 'kernel_text',
            'first_lines', 'Launch', 'launches', 'n_of', 'rows_of', 'blocks', 'scale', 'softcap', 'sigmoid', 'silu',
            'gelu', 'add', 'mul', 'swiglu', 'geglu', 'get_rows', 'matmul', 'rms_norm', 'rope', 'rope_cells', 'set_rows',
-           'copy', 'softmax', 'argmax', 'top_k', 'attention']
+           'copy', 'softmax', 'argmax', 'top_k', 'split', 'attention']
 
 # %% ../../nbs/02_compute/02_opencl.ipynb #5f573dd0
 import re, threading, time
@@ -198,13 +198,13 @@ def _issue(self:OpenCLDevice, o, outs, args):
     "Describe the operation; run it to its end, or note it in the plan"
     if o.name not in LAUNCHES: raise DeviceError(f"{self.name} has no {o.name}")
     got = LAUNCHES[o.name](*outs, **args)
-    changed = {id(t) for t in outs} | {id(args[w]) for w in o.writes}
+    given = {id(a) for n, a in args.items() if n not in o.writes}
     for l in got if isinstance(got, list) else [got]:
         if l.items == 0: continue
         if self.plan is None: self.run_now(l); continue
         kernel = self.bind(l, cl.Kernel(self.program(l.file, l.defs), l.kernel))
-        writes = [t for t in l.tensors() if id(t) in changed]
-        reads = [t for t in l.tensors() if id(t) not in changed]
+        writes = [t for t in l.tensors() if id(t) not in given]
+        reads = [t for t in l.tensors() if id(t) in given]
         self.plan.note(o.name, (kernel, self.grid(l)), reads, writes, f'{l.file}.cl:{l.kernel}')
 
 # %% ../../nbs/02_compute/02_opencl.ipynb #ee9bca38
@@ -303,9 +303,18 @@ def top_k(values, ids, x, k):
     return Launch('reduce', 'top_k', T, (T, V, int(k), x, values, ids))
 
 # %% ../../nbs/02_compute/02_opencl.ipynb #ca082fb3
+def split(T:int, H:int, G:int, n:int, units:int)->bool:
+    "Are there too few items for the cores, and a list long enough to pay for a second kernel?"
+    items = T * G * -(-H // G // 3)   # three heads a pass
+    return n >= (512 if 2*items <= units else 4096) and 0 < items < 2*units
+
 @launches
 def attention(out, q, k, v, cells, ranges, scale, softcap, sinks):
     (T, H, D), (C, G, E), n = q.shape, v.shape, cells.shape[0]
-    sizes = (T, H, G, D, E, C, n)
     defs = ('-DK_F16',) * (k.type == 'f16') + ('-DV_F16',) * (v.type == 'f16')
-    return Launch('attention', 'attention', T*H, (*sizes, q, k, v, cells, ranges, float(scale), float(softcap), sinks, out), defs)
+    args = (T, H, G, D, E, C, n, q, k, v, cells, ranges, float(scale), float(softcap), sinks)
+    if not split(T, H, G, n, out.device.units): return Launch('attention', 'attention', T*H, (*args, out), defs)
+    room = -(-n // 64)                                               # chunks
+    partial = out.device.empty((T, room, H, E + 2))
+    return [Launch('attention', 'attention_chunks', T*room*H, (*args, room, partial), defs),
+            Launch('attention', 'attention_join', T*H, (*args, room, partial, out), defs)]
