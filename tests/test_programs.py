@@ -244,19 +244,20 @@ def test_prompt_too_long(run):
     out, err, code = complete(run, '-p', 'fox ' * 500)
     assert (out, code) == ('', 1) and 'prompt is too long (' in err and 'tokens, max 252)' in err
 
-def test_empty_prompt_without_bos(run):
-    out, err, code = complete(run)
-    assert (out, code) == ('', 1) and 'prompt is empty' in err
+def test_empty_prompt_begins_at_the_beginning(run):
+    class NoBos:
+        bos = None
+        def encode(self, *a, **k): return []
+    with pytest.raises(programs.OptionError, match='prompt is empty'): completion.prompt_ids(NoBos(), None, 256)
+    assert complete(run, '-p', '')[::2] == complete(run)[::2] and complete(run)[2] == 0
 
 def test_full_context_stops_or_shifts(run):
-    words = ['-p', RAW[0], '--ignore-eos', '--no-display-prompt']
-    n_prompt = 13
-    for n in (-1, -2):
-        out, err, code = complete(run, *words, n=n)
-        assert code == 0 and f'{255 - n_prompt:5d} runs' in err   # 256 cells; the last sample is not read
-    shifted, err, code = complete(run, *words, '--context-shift', '--keep', '4', n=400)
-    assert code == 0 and '  399 runs' in err and shifted.startswith(out.removesuffix('\n\n')[:200])
-    assert f'{255 - n_prompt:5d} runs' in complete(run, *words, '--context-shift', n=-2)[1]
+    words, until_full = ['-p', RAW[0], '--ignore-eos', '--no-display-prompt'], 256 - 13 - 1   # of 13 tokens
+    out, err, code = complete(run, *words, n=-1)
+    assert code == 0 and f'{until_full:5d} runs' in err   # the token sampled last is not read any more
+    assert f'{until_full:5d} runs' in complete(run, *words, '--context-shift', n=-2)[1]
+    shifted, err, code = complete(run, *words, '--context-shift', '--keep', '4', n=300)
+    assert code == 0 and '  299 runs' in err and shifted.startswith(out.removesuffix('\n\n'))
 
 @pytest.mark.parametrize('words', [['--prompt-cache', 'f'], ['--prompt-cache-all'], ['-cnv'], ['-st']])
 def test_what_is_not_built_says_so(run, words):
