@@ -15,6 +15,9 @@
 #ifndef TTOKS
 #define TTOKS (VL == 16 ? 4 : 3)
 #endif
+#if TTOKS > 4
+#error "TTOKS is at most 4: tiled has a case for each remainder"
+#endif
 #ifndef KCHUNK
 #define KCHUNK 1024         // values of a row unpacked at a time
 #endif
