@@ -10,7 +10,7 @@ import time
 
 import numpy as np
 
-from .device import Device, Tensor, block_of, blocks_of, bytes_of
+from .device import Device, block_of, blocks_of, bytes_of
 
 # %% ../../nbs/02_compute/04_matmul.ipynb #8596c42e
 def product_cost(type:str, # of the weight: 'q4_1'
@@ -35,7 +35,7 @@ def in_turn(fs:dict, # name -> function without arguments
 
 # %% ../../nbs/02_compute/04_matmul.ipynb #06d76022
 def rates(device:Device,
-          products:dict, # name -> (weight (N, K), tokens T)
+          products:dict, # name -> (Tensor (N, K), tokens T)
           rounds:int=20,
          )->dict: # name -> (GB/s of weights, GFLOP/s)
     "How fast products run, timed in turn"
