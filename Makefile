@@ -1,7 +1,7 @@
 # Everything a visitor or a maintainer types. Needs only make and Python 3.10 or newer with its venv module; what is
 # installed goes into .venv, what is downloaded into models, what is built into _docs. A second call finds it there.
 
-PROMPT ?= The capital of France is
+PROMPT ?= Once upon a time
 MODEL  ?= models/SmolLM2-135M-Instruct.Q4_1.gguf
 PORT   ?= 8888
 
@@ -25,7 +25,7 @@ help:
 	@echo "make clean   remove what was built (not .venv, not models)"
 
 demo: .venv/.run models/SmolLM2-135M-Instruct.Q4_1.gguf
-	@$(BIN)/llamaref-completion -m "$(MODEL)" -p "$(PROMPT)" -n 64
+	@$(BIN)/llamaref-completion -m "$(MODEL)" -p "$(PROMPT)" -n 64 --temp 0
 
 test: .venv/.dev models
 	@$(IN_ENV) $(BIN)/python tools/ci.py
