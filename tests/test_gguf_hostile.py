@@ -98,6 +98,7 @@ def test_each_field_set_to_extremes(name):
     GGUFFile(raw, trace)
     cases = [(a, b, v) for a, b, _ in trace if b - a in (1, 2, 4, 8) for v in extremes(b - a)]
     assert len(cases) > 2000
+    cases = random.Random(6).sample(cases, 2000)
 
     def with_value(a, b, v):
         return raw[:a] + v.to_bytes(b - a, 'little') + raw[b:]
@@ -105,7 +106,7 @@ def test_each_field_set_to_extremes(name):
     passed = sum(survive(with_value(*c)) for c in cases)
     assert 0 < passed < len(cases)  # many values of many keys are free
     with little_memory():
-        for c in random.Random(5).sample(cases, 200):
+        for c in random.Random(5).sample(cases, 60):
             survive(with_value(*c))
 
 
@@ -142,7 +143,7 @@ def test_mutations_use_little_memory():
     raw, rng = good('rnd-qwen3.gguf'), random.Random(3)
     start = GGUFFile(raw).data_offset
     with little_memory():
-        for _ in range(300):
+        for _ in range(120):
             survive(mutate(raw, rng, start))
 
 

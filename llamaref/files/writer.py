@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['BY_DTYPE', 'BY_ARRAY', 'SPLIT', 'int_type', 'scalar_type', 'array_type', 'guess_types', 'text', 'array_bytes',
            'kv_bytes', 'to_info', 'info_bytes', 'lay_out', 'head_bytes', 'judge', 'beside', 'write_data', 'write_gguf',
-           'share_out', 'split_gguf', 'merge_gguf']
+           'share_out', 'part_keys', 'split_gguf', 'merge_gguf']
 
 # %% ../../nbs/01_files/01_writer.ipynb #25487316
 import os, struct, uuid
@@ -17,17 +17,18 @@ from typing import BinaryIO
 import numpy as np
 
 from ..errors import GGUFError
-from .gguf import (GGMLType, GGUFFile, KVType, LETTER, Cursor, TensorInfo, alignment_of, as_bytes, clip,
-                                 pad, read_head, read_infos, read_kv, type_name)
+from .gguf import (LETTER, Cursor, GGMLType, GGUFFile, KVType, TensorInfo,
+                                 alignment_of, as_bytes, clip, pad, read_head,
+                                 read_infos, read_kv, type_name)
 
 # %% ../../nbs/01_files/01_writer.ipynb #03f7ad69
 BY_DTYPE = {np.dtype('<' + c): t for t, c in LETTER.items() if c != '-'}
 
 def int_type(v:int)->KVType:
     "u32, or what is needed to hold `v`"
-    for t, low, high in ((KVType.UINT32, 0, 2**32), (KVType.INT32, -2**31, 0), (KVType.INT64, -2**63, 2**63)):
-        if low <= v < high: return t
-    return KVType.UINT64
+    if 0 <= v < 2**32: return KVType.UINT32
+    if -2**31 <= v < 0: return KVType.INT32
+    return KVType.INT64 if -2**63 <= v < 2**63 else KVType.UINT64
 
 # %% ../../nbs/01_files/01_writer.ipynb #29eb9778
 def scalar_type(v:object)->KVType|None: # None: not a GGUF value
@@ -43,7 +44,8 @@ def array_type(v:Iterable)->KVType|None: # None: no array of one type
     if isinstance(v, np.ndarray): return BY_DTYPE.get(v.dtype)
     found = {scalar_type(x) for x in v}
     if found and found <= {KVType.UINT32, KVType.INT32, KVType.INT64}:
-        return KVType.INT32 if -2**31 <= min(v) <= max(v) < 2**31 else KVType.INT64
+        small = -2**31 <= min(v) <= max(v) < 2**31
+        return KVType.INT32 if small else KVType.INT64
     return found.pop() if len(found) == 1 else None
 
 # %% ../../nbs/01_files/01_writer.ipynb #d9f96592
@@ -51,7 +53,9 @@ def guess_types(key:str, v:object)->tuple: # as in `kv_types`
     "The types of a value that does not come from a file"
     many = isinstance(v, (list, tuple, np.ndarray))
     t = array_type(v) if many else scalar_type(v)
-    if t is None: raise GGUFError(f'key {key}: no GGUF type for {ascii(v)[:80]}; give its type in kv_types')
+    if t is None:
+        raise GGUFError(f'key {key}: no GGUF type for {ascii(v)[:80]}; '
+                        'give its type in kv_types')
     return (KVType.ARRAY, t) if many else (t,)
 
 # %% ../../nbs/01_files/01_writer.ipynb #a760049d
@@ -66,35 +70,42 @@ def array_bytes(v:Iterable, elem:KVType)->bytes:
     if elem == KVType.STRING: return head + b''.join(map(text, v))
     a = np.asarray(v)
     out = a.astype('<' + LETTER[elem])
-    if out.dtype.kind in 'iub' and (out != a).any(): raise ValueError(f'a number does not fit {elem.name}')
+    if out.dtype.kind in 'iub' and (out != a).any():
+        raise ValueError(f'a number does not fit {elem.name}')
     return head + out.tobytes()
 
 # %% ../../nbs/01_files/01_writer.ipynb #1b86a3a0
 def kv_bytes(key:str, v:object, types:tuple)->bytes:
     "A key and its value as they lie in a file"
+    t = types[0]
     try:
-        if types[0] == KVType.ARRAY: b = array_bytes(v, types[1])
-        else: b = text(v) if types[0] == KVType.STRING else struct.pack('<' + LETTER[types[0]], v)
+        if t == KVType.ARRAY: b = array_bytes(v, types[1])
+        elif t == KVType.STRING: b = text(v)
+        else: b = struct.pack('<' + LETTER[t], v)
     except (struct.error, TypeError, ValueError, AttributeError) as e:
-        raise GGUFError(f'key {key}: {ascii(v)[:80]} cannot be written as {type_name(types)}: {e}') from e
-    return text(key) + struct.pack('<I', types[0]) + b
+        raise GGUFError(f'key {key}: {ascii(v)[:80]} cannot be written as '
+                        f'{type_name(types)}: {e}') from e
+    return text(key) + struct.pack('<I', t) + b
 
 # %% ../../nbs/01_files/01_writer.ipynb #061e5e82
-BY_ARRAY = {np.dtype(c): t for c, t in [('<f4', GGMLType.F32), ('<f2', GGMLType.F16), ('<f8', GGMLType.F64),
-            ('<i1', GGMLType.I8), ('<i2', GGMLType.I16), ('<i4', GGMLType.I32), ('<i8', GGMLType.I64)]}
+BY_ARRAY = {np.dtype('<' + c): GGMLType[c[0].upper() + str(8 * int(c[1]))]
+            for c in ('f2', 'f4', 'f8', 'i1', 'i2', 'i4', 'i8')}   # f2 is F16
 
 def to_info(name:str, x:np.ndarray|TensorInfo)->TensorInfo:
     "What is to be written under that name"
-    if isinstance(x, TensorInfo): return TensorInfo(name, x.shape, x.type, 0, x.n_bytes, x.data)
+    if isinstance(x, TensorInfo):
+        return TensorInfo(name, x.shape, x.type, 0, x.n_bytes, x.data)
     if (t := BY_ARRAY.get(x.dtype)) is None:
-        raise GGUFError(f'tensor {clip(name)}: no format for {x.dtype}; convert it, or quantise it first')
-    return TensorInfo(name, x.shape, t, 0, x.nbytes, np.ascontiguousarray(x).reshape(-1).view(np.uint8))
+        raise GGUFError(f'tensor {clip(name)}: no format for {x.dtype}; '
+                        'convert it, or quantise it first')
+    return TensorInfo(name, x.shape, t, 0, x.nbytes, x)
 
 # %% ../../nbs/01_files/01_writer.ipynb #c44933f0
 def info_bytes(t:TensorInfo)->bytes:
     "A tensor info as it lies in a file, sizes contiguous first"
     dims = t.shape[::-1]
-    return text(t.name) + struct.pack(f'<I{len(dims)}QIQ', len(dims), *dims, t.type, t.offset)
+    numbers = struct.pack(f'<I{len(dims)}QIQ', len(dims), *dims, t.type, t.offset)
+    return text(t.name) + numbers
 
 def lay_out(infos:list, align:int)->None:
     "Give each tensor its offset in the data section"
@@ -125,7 +136,8 @@ def beside(path:Path)->Iterator[BinaryIO]:
     try:
         with part.open('wb') as f: yield f
         os.replace(part, path)
-    except OSError as e: raise GGUFError(f'{path}: cannot be written: {e.strerror}') from e
+    except OSError as e:
+        raise GGUFError(f'{path}: cannot be written: {e.strerror}') from e
     finally: part.unlink(missing_ok=True)
 
 # %% ../../nbs/01_files/01_writer.ipynb #5dcacbaa
@@ -133,7 +145,9 @@ def write_data(f:BinaryIO, t:TensorInfo, align:int):
     "The bytes of one tensor, padded; its function is called, if it is one"
     data = t.data() if callable(t.data) else t.data
     b = np.ascontiguousarray(data).reshape(-1).view(np.uint8)
-    if len(b) != t.n_bytes: raise GGUFError(f'tensor {clip(t.name)}: {len(b)} bytes of data, expected {t.n_bytes}')
+    if len(b) != t.n_bytes:
+        raise GGUFError(f'tensor {clip(t.name)}: {len(b)} bytes of data, '
+                        f'expected {t.n_bytes}')
     f.write(b)
     f.write(bytes(-t.n_bytes % align))
 
@@ -163,30 +177,40 @@ def share_out(infos:list, # of TensorInfo
     "Tensors in order, a new part when the next one would not fit"
     parts, room = [[]], max_bytes
     for t in infos:
-        full = max_tensors and len(parts[-1]) == max_tensors or max_bytes and t.n_bytes > room
-        if full and parts[-1]: parts.append([]); room = max_bytes
+        many = max_tensors and len(parts[-1]) == max_tensors
+        large = max_bytes and t.n_bytes > room
+        if parts[-1] and (many or large): parts.append([]); room = max_bytes
         parts[-1].append(t); room -= t.n_bytes
     return parts
 
 # %% ../../nbs/01_files/01_writer.ipynb #65e939c1
-SPLIT = {'split.no': (KVType.UINT16,), 'split.count': (KVType.UINT16,), 'split.tensors.count': (KVType.INT32,)}
+SPLIT = {'split.no': (KVType.UINT16,), 'split.count': (KVType.UINT16,),
+         'split.tensors.count': (KVType.INT32,)}
 
+def part_keys(f:GGUFFile, i:int, count:int)->dict:
+    "The keys of part `i`"
+    own = lambda k: k not in SPLIT and (i == 0 or k == 'general.alignment')
+    split = dict(zip(SPLIT, (i, count, len(f.tensors))))
+    return {k: v for k, v in f.kv.items() if own(k)} | split
+
+# %% ../../nbs/01_files/01_writer.ipynb #4a3023c8
 def split_gguf(f:GGUFFile,
                prefix:str|Path, # parts are `prefix-00001-of-00003.gguf` and so on
                max_bytes:int=0, max_tensors:int=0)->list: # paths of the parts
     "Write a model as several files"
-    prefix, own = Path(prefix), {k: v for k, v in f.kv.items() if k not in SPLIT}
-    parts, paths = share_out(list(f.tensors.values()), max_bytes, max_tensors), []
-    few = {k: v for k, v in own.items() if k == 'general.alignment'}
+    first, paths = Path(prefix), []
+    parts = share_out(list(f.tensors.values()), max_bytes, max_tensors)
     for i, part in enumerate(parts):
-        kv = (few if i else own) | dict(zip(SPLIT, (i, len(parts), len(f.tensors))))
-        paths.append(prefix.with_name(f'{prefix.name}-{i + 1:05d}-of-{len(parts):05d}.gguf'))
-        write_gguf(paths[-1], kv, {t.name: t for t in part}, f.kv_types | SPLIT)
+        name = f'{first.name}-{i + 1:05d}-of-{len(parts):05d}.gguf'
+        paths.append(first.with_name(name))
+        write_gguf(paths[-1], part_keys(f, i, len(parts)), {t.name: t for t in part},
+                   f.kv_types | SPLIT)
     return paths
 
-# %% ../../nbs/01_files/01_writer.ipynb #4a3023c8
+# %% ../../nbs/01_files/01_writer.ipynb #e6f5d826
 def merge_gguf(first:str|Path, # the first part
                path:str|Path): # the file to write
     "Write a model of several files as one"
     f = GGUFFile(first)
-    write_gguf(path, {k: v for k, v in f.kv.items() if k not in SPLIT}, f.tensors, f.kv_types)
+    kv = {k: v for k, v in f.kv.items() if k not in SPLIT}
+    write_gguf(path, kv, f.tensors, f.kv_types)
