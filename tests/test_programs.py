@@ -248,7 +248,8 @@ def test_empty_prompt_begins_at_the_beginning(run):
     class NoBos:
         bos = None
         def encode(self, *a, **k): return []
-    with pytest.raises(programs.OptionError, match='prompt is empty'): completion.prompt_ids(NoBos(), None, 256)
+    with pytest.raises(programs.OptionError, match='prompt is empty'):
+        completion.prompt_ids(NoBos(), None, 256)
     assert complete(run, '-p', '')[::2] == complete(run)[::2] and complete(run)[2] == 0
 
 def test_full_context_stops_or_shifts(run):
@@ -297,15 +298,16 @@ BENCH = ['-m', TINY, '--device', 'numpy', '-p', '8,16', '-n', '4', '-d', '0,8', 
 def test_bench_table(run):
     out, err, code = run(bench.main, *BENCH)
     lines = out.splitlines()
-    assert code == 0 and len(lines) == 2 + 6
+    assert code == 0 and len(lines) == 2 + 6 + 2 and lines[-1].startswith('loaded in ')
     assert lines[0] == '| model | size | params | device | threads | test | tok/s |'
-    assert [line.split(' | ')[5] for line in lines[2:]] == ['pp8', 'pp16', 'tg4', 'pp8 @ d8', 'pp16 @ d8',
+    assert [line.split(' | ')[5] for line in lines[2:8]] == ['pp8', 'pp16', 'tg4', 'pp8 @ d8', 'pp16 @ d8',
         'tg4 @ d8']
 
 def test_bench_json(run):
     rows = json.loads(run(bench.main, *BENCH, '-o', 'json', '-t', '1')[0])
     assert [(r['kind'], r['n'], r['depth']) for r in rows][:3] == [('pp', 8, 0), ('pp', 16, 0), ('tg', 4, 0)]
     assert all(len(r['samples_ts']) == 2 and r['avg_ts'] > 0 and r['threads'] == 1 for r in rows)
+    assert all(r['load_s'] > 0 and r['peak_bytes'] > r['size'] for r in rows)
 
 def test_bench_of_nothing(run):
     assert run(bench.main, '-m', TINY, '-p', '0', '-n', '0')[2] == 1

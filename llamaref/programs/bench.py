@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['log', 'Test', 'tests_of', 'Result', 'measure', 'spread', 'ratios', 'Ours', 'serve_peer', 'Peer', 'about', 'short',
-           'threads_of', 'markdown', 'as_json', 'bench', 'start_peer', 'main']
+           'threads_of', 'markdown', 'as_json', 'peak_bytes', 'footnote', 'bench', 'start_peer', 'main']
 
 # %% ../../nbs/12_programs/03_bench.ipynb #f20ac832
 import json, os, platform, subprocess, sys, time
@@ -197,6 +197,19 @@ def as_json(results:list, info:dict, peer:str=None)->str:
         return out
     return json.dumps([one(r) for r in results], indent=2)
 
+# %% ../../nbs/12_programs/03_bench.ipynb #1a828962
+def peak_bytes()->int:
+    "The most memory this process ever had, mapped files included"
+    try: import resource
+    except ImportError: return 0   # not on Windows
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == 'darwin' else 1024 * peak
+
+def footnote(info:dict)->str:
+    "Load time and memory, for below the table"
+    return (f"loaded in {info['load_s']:.2f} s; peak memory {human_bytes(info['peak_bytes'])}, "
+            f"of which the weights are {human_bytes(info['size'])}")
+
 # %% ../../nbs/12_programs/03_bench.ipynb #09f92acf
 def bench(opts)->int:
     "Time what the options ask for, and print it"
@@ -205,13 +218,17 @@ def bench(opts)->int:
     n_ctx = max(t.depth + t.n + 1 for t in tests)
     peer = start_peer(opts, n_ctx) if opts.peer else None   # first: it loads while we do not
     try:
+        start = time.perf_counter()
         model = load_model(opts)
+        info = about(model, opts) | dict(load_s=time.perf_counter() - start)
         sides = {'ours': Ours(model, opts, n_ctx)} | ({'peer': peer} if peer else {})
         results = measure(tests, sides, opts.repetitions, opts.warmup)
     finally:
         if peer: peer.close()
+    info |= dict(peak_bytes=peak_bytes())
     show = markdown if opts.output == 'md' else as_json
-    print(show(results, about(model, opts), peer and peer.version))
+    print(show(results, info, peer and peer.version))
+    if opts.output == 'md': print(f'\n{footnote(info)}')
     return 0
 
 # %% ../../nbs/12_programs/03_bench.ipynb #18042db6
