@@ -30,7 +30,8 @@ class Batch:
         self.embd = None if embd is None else np.asarray(embd, np.float32)
         n = len(self)
         self.pos = [None] * n if pos is None else list(pos)
-        self.seqs = [ids_of(seq_id)] * n if isinstance(seq_id, (int, np.integer)) else [ids_of(s) for s in seq_id]
+        one = isinstance(seq_id, (int, np.integer))
+        self.seqs = [ids_of(seq_id)] * n if one else [ids_of(s) for s in seq_id]
         self.logits = flags_of(logits, n)
 
     def __len__(self): return len(self.embd if self.tokens is None else self.tokens)
@@ -39,8 +40,11 @@ class Batch:
 def ids_of(seq_id, # an id, or several
           )->tuple: # each once
     "The sequences of one row: `3 -> (3,)`, `[0, 1, 0] -> (0, 1)`"
-    if isinstance(seq_id, (int, np.integer)): return (int(seq_id),)
-    return tuple(dict.fromkeys(int(s) for s in seq_id))
+    whole = lambda s: isinstance(s, (int, np.integer))
+    if whole(seq_id): return (int(seq_id),)
+    if isinstance(seq_id, (list, tuple, set, np.ndarray)) and all(map(whole, seq_id)):
+        return tuple(dict.fromkeys(int(s) for s in seq_id))
+    raise ContextError(f"batch: seq_id {seq_id!r} is neither an integer nor a list of them")
 
 def flags_of(logits, # 'last', 'all', 'none', or T flags
              n:int, # T
@@ -48,7 +52,8 @@ def flags_of(logits, # 'last', 'all', 'none', or T flags
     "Which rows are outputs: `'last', 3 -> [False, False, True]`"
     named = dict(all=[True] * n, none=[False] * n, last=[False] * (n - 1) + [True] * (n > 0))
     if not isinstance(logits, str): return [bool(o) for o in logits]
-    if logits not in named: raise ContextError(f"logits is {logits!r}, must be 'last', 'all', 'none' or a flag for each row")
+    if logits not in named:
+        raise ContextError(f"logits is {logits!r}, must be 'last', 'all', 'none' or a flag for each row")
     return named[logits]
 
 # %% ../../nbs/06_context/00_batch.ipynb #a1c154b5
@@ -86,7 +91,8 @@ def take(self:UBatch,
         )->UBatch:
     "Some of the rows, in that order"
     part = lambda a: None if a is None else a[i]
-    return UBatch(part(self.tokens), self.pos[i], [self.seqs[j] for j in i], self.out[i], self.rows[i], part(self.embd))
+    seqs = [self.seqs[j] for j in i]
+    return UBatch(part(self.tokens), self.pos[i], seqs, self.out[i], self.rows[i], part(self.embd))
 
 # %% ../../nbs/06_context/00_batch.ipynb #d80b47c6
 @patch
@@ -119,7 +125,8 @@ def freeze(self:Batch,
         if n != T: raise ContextError(f"batch: {T} rows, but {n} entries in {name}")
     tokens = None if self.tokens is None else whole(self.tokens, 'token')
     pos = whole(continued(self.pos, self.seqs, pos_max_of), 'position')
-    return UBatch(tokens, pos, self.seqs, np.array(self.logits, bool), np.arange(T, dtype=np.int32), self.embd)
+    out, rows = np.array(self.logits, bool), np.arange(T, dtype=np.int32)
+    return UBatch(tokens, pos, self.seqs, out, rows, self.embd)
 
 # %% ../../nbs/06_context/00_batch.ipynb #9ff32865
 def whole(values:list, # integers
@@ -142,7 +149,7 @@ def continued(pos:list, # positions or None (T,)
     if None not in pos: return pos
     after, out = {}, []
     for p, ids in zip(pos, seqs):
-        if p is None: p = 1 + max([after[s] if s in after else pos_max_of(s) for s in ids])
+        if p is None: p = 1 + max([after[s] if s in after else pos_max_of(s) for s in ids], default=-1)
         for s in ids: after[s] = p
         out.append(p)
     return out
@@ -165,7 +172,7 @@ def check_size(n:int, # rows
     if n == 0: raise ContextError("batch: it is empty, at least one row is needed")
     if n_batch and n > n_batch: raise ContextError(f"batch: {n} rows, but n_batch is {n_batch}")
     if n_ubatch and n > n_ubatch:
-        raise ContextError(f"batch: {n} rows, but n_ubatch is {n_ubatch} and a non-causal batch cannot be cut")
+        raise ContextError(f"batch: {n} rows, but n_ubatch is {n_ubatch} and a non-causal one cannot be cut")
 
 # %% ../../nbs/06_context/00_batch.ipynb #528bcc98
 def check_seqs(seqs:list, # T tuples of ids
@@ -225,8 +232,8 @@ def check_equal(ids:tuple, # sequences that share a row
     first = range_of(ids[0])
     for s in ids[1:]:
         if range_of(s) != first:
-            raise ContextError(f"batch: row {row} is shared by sequences {ids[0]} and {s}, but the memory holds "
-                               f"positions {first} of one and {range_of(s)} of the other")
+            raise ContextError(f"batch: row {row} is shared by sequences {ids[0]} and {s}, but the memory "
+                               f"holds positions {first} of one and {range_of(s)} of the other")
 
 # %% ../../nbs/06_context/00_batch.ipynb #941108ab
 def check_outputs(rows:UBatch,
@@ -239,8 +246,9 @@ def check_outputs(rows:UBatch,
         raise ContextError(f"batch: {n} rows want logits, but n_outputs_max is {n_outputs_max}")
     for s in sampled if n_per_seq else ():
         m = sum(s in rows.seqs[i] for i in np.flatnonzero(rows.out))
-        if m > n_per_seq: raise ContextError(f"backend sampling supports at most {n_per_seq} outputs per sequence "
-                                             f"(seq_id {s} had {m})")
+        if m > n_per_seq:
+            raise ContextError(f"backend sampling supports at most {n_per_seq} outputs per sequence "
+                               f"(seq_id {s} had {m})")
 
 # %% ../../nbs/06_context/00_batch.ipynb #b948a639
 def check_batch(batch:Batch,
@@ -280,7 +288,7 @@ def as_rows(batch, n_ubatch:int, n_keep_tail:int=0)->UBatch:
     "The rows of either form of batch, after a look at the limits"
     if n_ubatch < 1: raise ContextError(f"n_ubatch is {n_ubatch}, must be 1 or more")
     if n_keep_tail >= n_ubatch:
-        raise ContextError(f"n_ubatch is {n_ubatch}, must be above {n_keep_tail} to keep a tail of {n_keep_tail} rows")
+        raise ContextError(f"n_ubatch is {n_ubatch}, must be above the {n_keep_tail} rows of a tail")
     return batch.freeze() if isinstance(batch, Batch) else batch
 
 # %% ../../nbs/06_context/00_batch.ipynb #75eaa6b9

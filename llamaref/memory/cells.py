@@ -115,7 +115,7 @@ TINTS = '42,157,111 64,110,196 226,141,45 160,82,177 200,85,61 90,150,160'.split
 @patch
 def _repr_html_(self:Cells):
     pos, share = self.strip()
-    box = 'padding:.1em 0;min-width:1.7em;text-align:center;font-size:85%;border:1px solid rgba(128,128,128,.4);'
+    box = 'padding:.1em 0;min-width:1.7em;text-align:center;font-size:85%;border:1px solid #8886;'
     td = lambda t, css='': f'<td style="{box}{css}">{escape(str(t))}</td>'
     tint = lambda s, q: f'background:rgba({TINTS[s % len(TINTS)]},{.75 * q:.2f})'
     rows = [('pos', [td('·' if p is None else p) for p in pos])]
@@ -251,9 +251,10 @@ def seq_keep(self:Cells, s:int):
 def move(self:Cells,
          cells:np.ndarray, # cells (n,)
          pos:np.ndarray, # their new positions (n,)
+         sign:int=1, # of the debt
         )->np.ndarray: # the sequences concerned
     "Give cells new positions, note the debt, and put every line concerned in order"
-    self.shift[cells] += pos - self.pos[cells]
+    self.shift[cells] += sign * (pos - self.pos[cells])
     self.pos[cells], self.shifted = pos, True
     owners = np.flatnonzero(self.seqs[cells].any(0))
     for line in (self.lines[s] for s in owners):
@@ -281,11 +282,12 @@ def seq_add(self:Cells,
 def seq_div(self:Cells,
             s:int, # sequence id
             p0:int, p1:int, # positions p0 <= p < p1
-            d:int): # divisor, at least 1
+            d:int, # divisor, at least 1
+            exact:bool=False): # owe the turn to the new position, not llama.cpp's
     "Divide a range of positions, rounding down: `0 1 2 3 -> 0 0 1 1` for 2"
     lo, hi = self.lines[s].span(*bounds(p0, p1))
     cells = self.lines[s].cell[lo:hi].copy()
-    if d > 1: self.move(cells, self.pos[cells] // d)
+    if d > 1: self.move(cells, self.pos[cells] // d, 1 if exact else -1)
 
 # %% ../../nbs/04_memory/00_cells.ipynb #cec58319
 @patch
