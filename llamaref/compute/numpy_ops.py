@@ -36,7 +36,9 @@ class NumpyDevice(Device):
     def __init__(self, index=0, n_threads=None): super().__init__()
 
     @classmethod
-    def found(cls): return [('numpy', cls.about)]
+    def found(cls)->list:
+        "It is always there"
+        return [('numpy', cls.about)]
 
 # %% ../../nbs/02_compute/01_numpy_ops.ipynb #99aad38c
 @patch
@@ -165,7 +167,9 @@ def softmax(x):
     return e / e.sum(-1, keepdims=True)
 
 # %% ../../nbs/02_compute/01_numpy_ops.ipynb #65739477
-def no_nan(x): return np.where(np.isnan(x), -np.inf, x)
+def no_nan(x):
+    "With -inf in the place of nan"
+    return np.where(np.isnan(x), -np.inf, x)
 
 # %% ../../nbs/02_compute/01_numpy_ops.ipynb #96867cc8
 @op('x f32 T V', out='i32 T', need=('V > 0',))

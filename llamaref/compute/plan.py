@@ -23,8 +23,14 @@ class Arena:
     def __init__(self, device:Device):
         self.device, self.blocks, self.free, self.returned = device, [], [], []
 
-    def give(self, block): self.returned.append(block)
-    def nbytes(self)->int: return sum(b.nbytes for b in self.blocks)
+    def give(self, block):
+        "Take a block back, whoever calls and when"
+        self.returned.append(block)
+
+    def nbytes(self)->int:
+        "All that is held"
+        return sum(b.nbytes for b in self.blocks)
+
     def __repr__(self): return f'<arena: {len(self.blocks)} blocks, {human_bytes(self.nbytes())}>'
 
 # %% ../../nbs/02_compute/03_plan.ipynb #896bf515
@@ -49,7 +55,9 @@ class Span:
     nbytes: int
     handle: object # what the operation was given
 
-def span(t:Tensor)->Span: return Span(t.memory.block, t.offset, t.nbytes, t.handle)
+def span(t:Tensor)->Span:
+    "Where `t` is, without keeping it alive"
+    return Span(t.memory.block, t.offset, t.nbytes, t.handle)
 
 # %% ../../nbs/02_compute/03_plan.ipynb #5893eebb
 @dataclass
