@@ -4,16 +4,16 @@
 
 # %% auto #0
 __all__ = ['VISIBLE', 'HIDDEN', 'BYTE_CHAR', 'BYTE_TEXT', 'CHAR_BYTE', 'CONTRACTION', 'SPACES', 'PATTERNS', 'UPPER', 'LOWER',
-           'CASED', 'SIGNS', 'CASED_LETTERS', 'ASCII_PUNCT', 'ODD_SPACES', 'PRE_TABLE', 'ROWS', 'PRE_TOKENIZERS',
-           'MAX_WORDS', 'MAX_WORD', 'SPACE', 'offer', 'merge', 'byte_encode', 'byte_decode', 'compiled', 'cut',
-           'PreTokenizer', 'pre_tokenizer', 'BPE', 'word_cutter']
+           'FRONT', 'CASED', 'SIGNS', 'CASED_LETTERS', 'ASCII_PUNCT', 'ODD_SPACES', 'PRE_TABLE', 'ROWS',
+           'PRE_TOKENIZERS', 'MAX_WORDS', 'MAX_WORD', 'SPACE', 'offer', 'merge', 'byte_encode', 'byte_decode',
+           'compiled', 'cut', 'PreTokenizer', 'pre_tokenizer', 'BPE', 'word_cutter']
 
 # %% ../../nbs/01_files/04_bpe.ipynb #ca4d771e
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cache
-from heapq import heapify, heappop, heappush
+from heapq import heappop, heappush
 
 from ..basics import patch
 from ..errors import VocabError
@@ -65,7 +65,8 @@ def byte_encode(b:bytes)->bytes:
 def byte_decode(text:bytes)->bytes:
     "The way back; a character outside of the map stays as it is"
     chars = text.decode('utf-8', 'surrogateescape')
-    return b''.join(CHAR_BYTE.get(c) or c.encode('utf-8', 'surrogateescape') for c in chars)
+    own = lambda c: c.encode('utf-8', 'surrogateescape')
+    return b''.join(CHAR_BYTE.get(c) or own(c) for c in chars)
 
 # %% ../../nbs/01_files/04_bpe.ipynb #85d2820e
 CONTRACTION = r"'(?:[sStTmMdD]|[rR][eE]|[vV][eE]|[lL][lL])"
@@ -74,24 +75,30 @@ PATTERNS = {}
 
 # %% ../../nbs/01_files/04_bpe.ipynb #f3ac62ce
 PATTERNS['gpt2'] = '|'.join([
-    "'s|'t|'re|'ve|'m|'ll|'d", r' ?\p{L}+', r' ?\p{N}+', r' ?[^\s\p{L}\p{N}]+', r'\s+(?!\S)', r'\s+'])
+    "'s|'t|'re|'ve|'m|'ll|'d", r' ?\p{L}+', r' ?\p{N}+', r' ?[^\s\p{L}\p{N}]+',
+    r'\s+(?!\S)', r'\s+'])
 PATTERNS['llama3'] = '|'.join([
-    CONTRACTION, r'[^\r\n\p{L}\p{N}]?\p{L}+', r'\p{N}{1,3}', r' ?[^\s\p{L}\p{N}]+[\r\n]*', *SPACES])
+    CONTRACTION, r'[^\r\n\p{L}\p{N}]?\p{L}+', r'\p{N}{1,3}',
+    r' ?[^\s\p{L}\p{N}]+[\r\n]*', *SPACES])
 PATTERNS['qwen2'] = PATTERNS['llama3'].replace('{1,3}', '')
 PATTERNS['qwen2d'] = PATTERNS['llama3'].replace('{1,3}', '+')
 PATTERNS['qwen35'] = '|'.join([
-    CONTRACTION, r'[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+', r'\p{N}', r' ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*', *SPACES])
+    CONTRACTION, r'[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+', r'\p{N}',
+    r' ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*', *SPACES])
 
 # %% ../../nbs/01_files/04_bpe.ipynb #caea93f5
 UPPER, LOWER = r'[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]', r'[\p{Ll}\p{Lm}\p{Lo}\p{M}]'
-CASED = [rf'[^\r\n\p{{L}}\p{{N}}]?{UPPER}*{LOWER}+', rf'[^\r\n\p{{L}}\p{{N}}]?{UPPER}+{LOWER}*']
+FRONT = r'[^\r\n\p{L}\p{N}]?'   # what a word may take in front
+CASED = [f'{FRONT}{UPPER}*{LOWER}+', f'{FRONT}{UPPER}+{LOWER}*']
 SIGNS = r' ?[^\s\p{L}\p{N}]+[\r\n/]*'
 PATTERNS['tekken'] = '|'.join([*CASED, r'\p{N}', SIGNS, *SPACES])
-PATTERNS['gpt4o'] = '|'.join([*(c + f'(?:{CONTRACTION})?' for c in CASED), r'\p{N}{1,3}', SIGNS, *SPACES])
+PATTERNS['gpt4o'] = '|'.join([
+    *(f'{c}(?:{CONTRACTION})?' for c in CASED), r'\p{N}{1,3}', SIGNS, *SPACES])
 
 # %% ../../nbs/01_files/04_bpe.ipynb #903cb20f
 PATTERNS |= {
-    'digit1': r'\p{N}', 'digits': r'\p{N}+', 'digit3': r'\p{N}{1,3}', 'ascii3': '[0-9][0-9][0-9]',
+    'digit1': r'\p{N}', 'digits': r'\p{N}+', 'digit3': r'\p{N}{1,3}',
+    'ascii3': '[0-9][0-9][0-9]',
     'falcon_punct': r'[\p{P}\$\+<=>\^~\|`]+', 'default_punct': r'[\p{P}\$\+<=>\^~\|]+',
     'crlf': r'[\r\n]', 'newlines': r'[^\n]+|[\n]+', 'ws_end': r'\s+$',
     'bloom': r' ?[^(\s|.,!?\u2026\u3002\uff0c\u3001\u0964\u06d4\u060c)]+'}
@@ -136,7 +143,8 @@ ODD_SPACES = dict.fromkeys([0x85, 0xa0, 0x1680, *range(0x2000, 0x200b),
 
 def cut(name:str, text:str)->list[str]: # pieces, none empty; together they are the text
     "Cut `text` by one pattern"
-    if text.isascii() or '\\p' in PATTERNS[name]: return list(filter(None, compiled(name)(text)))
+    if text.isascii() or '\\p' in PATTERNS[name]:
+        return list(filter(None, compiled(name)(text)))
     pieces, at = [], 0
     for p in filter(None, compiled(name)(text.translate(ODD_SPACES))):
         pieces.append(text[at:at + len(p)])
@@ -152,7 +160,8 @@ llama3 | IN | glm4 glm5
 qwen2 | C | qwen2 deepseek-r1-qwen kormo f2llmv2 hunyuan solar-open grok-2
 qwen2 | | megrez stablelm2
 qwen35 | C | qwen35
-gpt2 | | gpt-2 phi-2 gigachat jina-es jina-de jina-v2-es jina-v2-de a.x-4.0 mellum modern-bert exaone4 mpt olmo jais
+gpt2 | | gpt-2 phi-2 gigachat jina-es jina-de jina-v2-es jina-v2-de a.x-4.0 mellum
+gpt2 | | modern-bert exaone4 mpt olmo jais
 gpt2 | S | jina-v1-en jina-v2-code roberta-bpe
 gpt2 | C | trillion granite-docling
 digit1 gpt2 | | starcoder refact codeshell exaone minerva-7b mellum2
@@ -189,14 +198,15 @@ class PreTokenizer:
         return words
 
 # %% ../../nbs/01_files/04_bpe.ipynb #fab914d8
-ROWS = [[cell.split() for cell in row.split('|')] for row in PRE_TABLE.strip().splitlines()]
+ROWS = [[c.split() for c in row.split('|')] for row in PRE_TABLE.strip().splitlines()]
 PRE_TOKENIZERS = {name: PreTokenizer(name, tuple(pats), ''.join(flags))
                   for pats, flags, names in ROWS for name in names}
 
 def pre_tokenizer(name:str)->PreTokenizer:
     "By the name in `tokenizer.ggml.pre`"
     if name in PRE_TOKENIZERS: return PRE_TOKENIZERS[name]
-    raise VocabError(f"unknown pre-tokenizer type: '{name}', known are {', '.join(sorted(PRE_TOKENIZERS))}")
+    known = ', '.join(sorted(PRE_TOKENIZERS))
+    raise VocabError(f"unknown pre-tokenizer type: '{name}', known are {known}")
 
 # %% ../../nbs/01_files/04_bpe.ipynb #ba8c50a5
 class BPE:
@@ -226,11 +236,12 @@ def symbols(self:BPE, word:str)->list[bytes]:
 def emit(self:BPE, symbol:bytes)->list[int]:
     "The ids of a merged symbol"
     if symbol in self.ids: return [self.ids[symbol]]
-    one = [b'<0x%02X>' % b for b in symbol] if self.raw else [c.encode() for c in symbol.decode()]
+    if self.raw: one = [b'<0x%02X>' % b for b in symbol]
+    else: one = [c.encode() for c in symbol.decode()]
     found = [self.ids[s] for s in one if s in self.ids]
     if len(found) < len(one):
         self.dropped += len(one) - len(found)
-        warn_once(get_logger('vocab'), f'no token for {symbol!r} nor for its bytes: dropped')
+        warn_once(get_logger('vocab'), f'no token for {symbol!r} or its bytes: dropped')
     return found
 
 # %% ../../nbs/01_files/04_bpe.ipynb #0b5111c3
@@ -240,8 +251,9 @@ MAX_WORDS, MAX_WORD = 65536, 64   # of the memory; characters
 def word(self:BPE, word:str)->tuple[int, ...]:
     "The ids of one word"
     parts = self.symbols(word)
-    whole = self.ids.get(b''.join(parts))
-    if whole is not None and ('I' in self.pre.flags or self.raw and not word.strip('\n')): ids = (whole,)
+    take_whole = 'I' in self.pre.flags or self.raw and not word.strip('\n')
+    whole = self.ids.get(b''.join(parts)) if take_whole else None
+    if whole is not None: ids = (whole,)
     else: ids = tuple(i for s in merge(parts, self.rank) for i in self.emit(s))
     if len(word) <= MAX_WORD:
         if len(self.cache) >= MAX_WORDS: self.cache.clear()
@@ -263,7 +275,7 @@ SPACE = '\u2581'   # ▁
 
 @patch
 def words(self:BPE, text:str)->list[str]:
-    "What is merged on its own; together the text, in the raw family with ▁ for spaces"
+    "What is merged on its own; in the raw family with ▁ for spaces"
     if not self.raw: return self.pre.split(text)
     lines = self.pre.split(text.replace(' ', SPACE))
     return [w for line in lines for w in self.cut_spaces(line)]   # see below
@@ -271,7 +283,7 @@ def words(self:BPE, text:str)->list[str]:
 # %% ../../nbs/01_files/04_bpe.ipynb #5dd63afb
 def word_cutter(texts:Iterable, # every text (bytes) that a symbol can become
                )->re.Pattern: # its findall gives the words
-    "Cuts before `▁`, except behind a character that some symbol keeps together with it"
+    "Cuts before `▁`, but not behind a character that some symbol glues to it"
     joined = b'\0'.join(texts).decode('utf-8', 'replace')
     glue = ''.join(sorted(set(re.findall(f'[^{SPACE}\\0](?={SPACE})', joined))))
     more = f'(?:(?<=[{re.escape(glue)}]){SPACE}+[^{SPACE}]*)*' if glue else ''

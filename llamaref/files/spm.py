@@ -31,7 +31,7 @@ class SPM:
 CHARS = re.compile(rb'[\x00-\xbf]|[\xc0-\xdf].?|[\xe0-\xef].{0,2}|[\xf0-\xff].{0,3}', re.S)
 
 def chars(b:bytes)->list[bytes]:
-    "Split by what the first byte promises; the last one may be cut: `b'a\\xe2\\x96' -> [b'a', b'\\xe2\\x96']`"
+    "Split by what the first byte promises: `b'a\\xe2\\x96' -> [b'a', b'\\xe2\\x96']`"
     return CHARS.findall(b)
 
 # %% ../../nbs/01_files/05_spm.ipynb #f63ef155
@@ -40,7 +40,7 @@ def byte_id(self:SPM, b:int)->int|None:
     "The token for one byte"
     for text in (b'<0x%02X>' % b, bytes([b])):
         if text in self.ids: return self.ids[text]
-    warn_once(get_logger('vocab'), f'no token for byte 0x{b:02X}: the unknown token stands for it')
+    warn_once(get_logger('vocab'), f'no token for byte 0x{b:02X}, the unknown token it is')
     return self.unk
 
 # %% ../../nbs/01_files/05_spm.ipynb #9c1c9904

@@ -14,7 +14,7 @@ from ..basics import patch
 
 # %% ../../nbs/01_files/03_utf8.ipynb #a97aad61
 def utf8_bytes(text:str|bytes)->bytes:
-    "The bytes of a text; escaped bytes come back raw, other lone surrogates turn into U+FFFD"
+    "The bytes of a text; escaped bytes come back raw, other lone surrogates are U+FFFD"
     if not isinstance(text, str): return bytes(text)
     try: return text.encode('utf-8', 'surrogateescape')
     except UnicodeEncodeError:
@@ -60,9 +60,9 @@ class Utf8Stream:
 
 # %% ../../nbs/01_files/03_utf8.ipynb #a61999d2
 def dangling(b:bytes)->int:
-    "Bytes at the end of `b` that begin a character and do not finish it: `b'hello\\xc3' -> 1`"
+    "Bytes at the end that begin a character and do not finish it: `b'hello\\xc3' -> 1`"
     u = Utf8Stream()
-    u.feed(b[-4:].lstrip(bytes(range(0x80, 0xc0))))   # continuation bytes in front begin nothing
+    u.feed(b[-4:].lstrip(bytes(range(0x80, 0xc0))))   # these begin nothing
     return u.pending
 
 # %% ../../nbs/01_files/03_utf8.ipynb #ff4cbb66
@@ -96,5 +96,6 @@ def _repr_html_(self:Pieces):
         c = self.colors[i % len(self.colors)]
         label = f'<span style="{small}">{escape(str(self.labels[i]))}</span>' if self.labels else ''
         cells.append(f'<span style="{box}background:{c}33;border-bottom:2px solid {c}">'
-                     f'<code style="background:none;color:inherit">{escape(t) or "&nbsp;"}</code>{label}</span>')
+                     f'<code style="background:none;color:inherit">{escape(t) or "&nbsp;"}</code>'
+                     f'{label}</span>')
     return f'<div style="line-height:1.9">{"".join(cells)}</div>'

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['G', 'KIND_TEST', 'A', 'TYPES', 'KINDS', 'FIM', 'SLOTS', 'OTHER_NAME', 'FOUND_BY_TEXT', 'EOG_TEXTS', 'VISIBLE_TEXTS',
            'JINA', 'SPECIAL', 'TIDY', 'fetch', 'Attr', 'read_attrs', 'check_length', 'read_tokens', 'text_ids', 'Kind',
-           'kind_of', 'Vocab', 'Claim', 'claim', 'clean_up']
+           'kind_of', 'Vocab', 'Claim', 'claim', 'clean_up', 'Utf8Stream']
 
 # %% ../../nbs/01_files/07_vocab.ipynb #225caf31
 import re
@@ -24,6 +24,9 @@ from .wpm import WPM
 from ..log import get_logger
 from ..trie import AhoCorasick
 
+# %% ../../nbs/01_files/07_vocab.ipynb #172e7536
+_all_ = ['Utf8Stream']   # part of what a vocabulary offers
+
 # %% ../../nbs/01_files/07_vocab.ipynb #665a4e38
 G = 'tokenizer.ggml.'
 KIND_TEST = {
@@ -34,10 +37,11 @@ KIND_TEST = {
     'numbers': lambda v: isinstance(v, np.ndarray) and v.dtype.kind in 'iuf'}
 
 def fetch(kv:dict, key:str, kind:str, default=None):
-    "A value of the metadata, `default` if it is absent, an error if it is of another kind"
+    "A value of the metadata, `default` if absent, an error if it is of another kind"
     v = kv.get(key)
     if v is None or KIND_TEST[kind](v): return default if v is None else v
-    raise VocabError(f'key {key} has wrong type {type(v).__name__} but expected type {kind}')
+    name = type(v).__name__
+    raise VocabError(f'key {key} has wrong type {name} but expected type {kind}')
 
 # %% ../../nbs/01_files/07_vocab.ipynb #e5199595
 class Attr(IntFlag):
@@ -53,7 +57,8 @@ class Attr(IntFlag):
     RSTRIP = 256
 
 A = Attr
-TYPES = np.array([A.UNDEFINED, A.NORMAL, A.UNKNOWN, A.CONTROL, A.USER_DEFINED, A.UNUSED, A.BYTE], np.uint16)
+TYPES = np.array([A.UNDEFINED, A.NORMAL, A.UNKNOWN, A.CONTROL, A.USER_DEFINED, A.UNUSED,
+                  A.BYTE], np.uint16)   # 0, 1, 2… of the file
 
 # %% ../../nbs/01_files/07_vocab.ipynb #2cc1ba7a
 def read_attrs(kv:dict, n:int)->np.ndarray: # uint16 (n,)
@@ -66,20 +71,23 @@ def read_attrs(kv:dict, n:int)->np.ndarray: # uint16 (n,)
 
 def check_length(name:str, v:Iterable, n:int):
     "Refuse a list that leaves some tokens out"
-    if len(v) < n: raise VocabError(f'{G}{name} has {len(v)} entries, but there are {n} tokens')
+    if len(v) >= n: return
+    raise VocabError(f'{G}{name} has {len(v)} entries, but there are {n} tokens')
 
 # %% ../../nbs/01_files/07_vocab.ipynb #25886b7e
 def read_tokens(kv:dict)->list[bytes]:
     "The text of every token; an empty one becomes `[EMPTY_<id>]`"
     texts = fetch(kv, G + 'tokens', 'texts')
     if not texts: raise VocabError('cannot find tokenizer vocab in model file')
-    return [t or b'[EMPTY_%d]' % i for i, t in enumerate(texts)] if b'' in texts else texts
+    if b'' not in texts: return texts
+    return [t or b'[EMPTY_%d]' % i for i, t in enumerate(texts)]
 
 def text_ids(texts:list)->dict[bytes, int]:
     "Token text -> id"
     ids = dict(zip(texts, range(len(texts))))
     if len(ids) < len(texts):
-        get_logger('vocab').warning('%d tokens share their text with another; the last id is used', len(texts) - len(ids))
+        get_logger('vocab').warning('%d tokens share their text with another; the last id is used',
+                                    len(texts) - len(ids))
     return ids
 
 # %% ../../nbs/01_files/07_vocab.ipynb #40e50789
@@ -119,7 +127,8 @@ class Vocab:
         self.kv, self.kind, self.model = kv, kind_of(kv), fetch(kv, G + 'model', 'str')
         self.log, self.tokens = get_logger('vocab'), []
         if self.kind.method == 'none':
-            self.n_tokens = fetch(kv, f"{kv.get('general.architecture')}.vocab_size", 'int', 0)
+            size = f"{kv.get('general.architecture')}.vocab_size"
+            self.n_tokens = max(0, fetch(kv, size, 'int', 0))
             self.attrs = np.zeros(0, np.uint16)
         else:
             self.tokens = read_tokens(kv)
@@ -158,12 +167,13 @@ def is_control(self:Vocab, id:int)->bool:
 # %% ../../nbs/01_files/07_vocab.ipynb #2cd776bf
 FIM = 'fim_pre fim_suf fim_mid fim_pad fim_rep fim_sep'.split()
 SLOTS = 'bos eos eot eom unk sep pad mask'.split() + FIM
-OTHER_NAME = {'unk': ['unknown'], 'sep': ['seperator'], 'pad': ['padding'],   # the newer name first
-              'fim_pre': ['fim_pre', 'prefix'], 'fim_suf': ['fim_suf', 'suffix'], 'fim_mid': ['fim_mid', 'middle']}
+OTHER_NAME = {'unk': ['unknown'], 'sep': ['seperator'], 'pad': ['padding'],
+              'fim_pre': ['fim_pre', 'prefix'],   # the newer name first
+              'fim_suf': ['fim_suf', 'suffix'], 'fim_mid': ['fim_mid', 'middle']}
 
 @patch
 def read_special(self:Vocab):
-    "Roles by the keys of the file, else the defaults of the kind; None is no such token"
+    "Roles by the keys of the file, else by the kind; None is no such token"
     for slot in SLOTS:
         id = getattr(self.kind, slot, None)
         if id is not None and id >= self.n_tokens: id = None
@@ -171,7 +181,8 @@ def read_special(self:Vocab):
             told = fetch(self.kv, f'{G}{name}_token_id', 'int')
             if told is None: continue
             if 0 <= told < self.n_tokens: id = told
-            else: self.log.warning("bad special token: '%s%s_token_id' = %d, using default id %s", G, name, told, id)
+            else: self.log.warning("bad special token: '%s%s_token_id' = %d, using default id %s",
+                                   G, name, told, id)
         setattr(self, slot, id)
 
 # %% ../../nbs/01_files/07_vocab.ipynb #760a5d75
@@ -181,15 +192,17 @@ def read_pre(self:Vocab):
     self.pre = None
     if self.kind.method != 'BPE': return
     name = 'gemma4' if self.model == 'gemma4' else fetch(self.kv, G + 'pre', 'str')
-    if not name: self.log.warning('no pre-tokenizer named, using default: the model may do worse than it could')
+    if not name: self.log.warning('no pre-tokenizer named, using default: quality may suffer')
     self.pre = pre_tokenizer(name or 'default')
 
 # %% ../../nbs/01_files/07_vocab.ipynb #06d7d195
 @patch
 def read_habits(self:Vocab):
     "What is added when encoding and removed when decoding"
-    flags, on = self.pre.flags if self.pre else '', lambda key, d: fetch(self.kv, G + key, 'bool', d)
-    self.add_bos = on('add_bos_token', self.kind.add_bos or 'B' in flags) or 'F' in flags
+    flags = self.pre.flags if self.pre else ''
+    on = lambda key, default: fetch(self.kv, G + key, 'bool', default)
+    self.add_bos = on('add_bos_token', self.kind.add_bos or 'B' in flags)
+    if 'F' in flags: self.add_bos = True
     self.add_eos = on('add_eos_token', False)
     self.add_sep = on('add_sep_token', 'S' in flags)
     self.add_space_prefix = on('add_space_prefix', self.kind.space_prefix)
@@ -198,12 +211,15 @@ def read_habits(self:Vocab):
 
 # %% ../../nbs/01_files/07_vocab.ipynb #b48d2f1f
 FOUND_BY_TEXT = {
-    'eot': '<|eot_id|> <|im_end|> <|end|> <end_of_turn> <|endoftext|> <|end_of_text|> <EOT> _<EOT> [EOT] '
-           '<｜end▁of▁sentence｜> <end_of_utterance>',
+    'eot': '<|eot_id|> <|im_end|> <|end|> <end_of_turn> <|endoftext|> <|end_of_text|> '
+           '<EOT> _<EOT> [EOT] <｜end▁of▁sentence｜> <end_of_utterance>',
     'eom': '<|eom_id|>',
-    'fim_pre': '<|fim_prefix|> <fim-prefix> <fim_prefix> <｜fim▁begin｜> <PRE> ▁<PRE> <|code_prefix|> <|prefix|>',
-    'fim_suf': '<|fim_suffix|> <fim-suffix> <fim_suffix> <｜fim▁hole｜> <SUF> ▁<SUF> <|code_suffix|> <|suffix|>',
-    'fim_mid': '<|fim_middle|> <fim-middle> <fim_middle> <｜fim▁end｜> <MID> ▁<MID> <|code_middle|> <|middle|>',
+    'fim_pre': '<|fim_prefix|> <fim-prefix> <fim_prefix> <｜fim▁begin｜> '
+               '<PRE> ▁<PRE> <|code_prefix|> <|prefix|>',
+    'fim_suf': '<|fim_suffix|> <fim-suffix> <fim_suffix> <｜fim▁hole｜> '
+               '<SUF> ▁<SUF> <|code_suffix|> <|suffix|>',
+    'fim_mid': '<|fim_middle|> <fim-middle> <fim_middle> <｜fim▁end｜> '
+               '<MID> ▁<MID> <|code_middle|> <|middle|>',
     'fim_pad': '<|fim_pad|> <fim-pad> <fim_pad> <PAD> [PAD]',
     'fim_rep': '<|fim_repo|> <|repo_name|> <fim-repo> <REPO> <reponame>',
     'fim_sep': '<|file_sep|>'}
@@ -218,7 +234,8 @@ def id_of(self:Vocab, text:str)->int|None:
 def mark_control(self:Vocab, id:int):
     "Make a token a control token, and say so if the file had it otherwise"
     if self.attrs[id] & A.CONTROL: return
-    self.log.warning('control-looking token %d %r was not control-type; overridden', id, self.tokens[id])
+    self.log.warning('control-looking token %d %r was not control-type; overridden',
+                     id, self.tokens[id])
     self.attrs[id] |= A.CONTROL
 
 @patch
@@ -233,22 +250,24 @@ def find_special(self:Vocab):
         if b'unused' in self.tokens[i]: self.attrs[i] |= A.UNUSED
 
 # %% ../../nbs/01_files/07_vocab.ipynb #1c4d2ded
-EOG_TEXTS = ('<|eot_id|> <|im_end|> <|end|> <|return|> <|call|> <|flush|> <|calls|> <end_of_turn> <|endoftext|> </s> '
-             '<|eom_id|> <EOT> _<EOT> [EOT] [EOS] <|end_of_text|> <end_of_utterance> <eos> <turn|> '
-             '<|tool_response> <｜end▁of▁sentence｜> [e~[').split()
+EOG_TEXTS = (
+    '<|eot_id|> <|im_end|> <|end|> <|return|> <|call|> <|flush|> <|calls|> <end_of_turn> '
+    '<|endoftext|> </s> <|eom_id|> <EOT> _<EOT> [EOT] [EOS] <|end_of_text|> '
+    '<end_of_utterance> <eos> <turn|> <|tool_response> <｜end▁of▁sentence｜> [e~[').split()
 VISIBLE_TEXTS = '<|channel|> <|message|> <|start|> <|constrain|>'.split()
 
 @patch
 def find_eog(self:Vocab):
     "The ids that end a generation"
-    self.eog_ids = {i for i in (self.fim_pad, self.fim_rep, self.fim_sep) if i is not None}
+    present = lambda *ids: {i for i in ids if i is not None}
+    self.eog_ids = present(self.fim_pad, self.fim_rep, self.fim_sep)
     for t in EOG_TEXTS:
         if (i := self.id_of(t)) is None: continue
         self.mark_control(i)
         self.eog_ids.add(i)
     for t in VISIBLE_TEXTS:
         if (i := self.id_of(t)) is not None: self.attrs[i] = A.USER_DEFINED
-    self.eog_ids |= {i for i in (self.eos, self.eot, self.eom) if i is not None}
+    self.eog_ids |= present(self.eos, self.eot, self.eom)
     self.spare_eog()
 
 # %% ../../nbs/01_files/07_vocab.ipynb #4466ac3c
@@ -265,9 +284,11 @@ def spare_eog(self:Vocab):
     call = ends('<|call|>') or ends('<|calls|>')
     if ends('<|end|>') and call and (ends('<|return|>') or ends('<|flush|>')):
         self.spare('<|end|>', A.USER_DEFINED)
-    if ends('</s>') and (ends('<|tool_response>') or self.id_of('<|plamo:eos|>') is not None):
+    other = ends('<|tool_response>') or self.id_of('<|plamo:eos|>') is not None
+    if ends('</s>') and other:
         self.spare('</s>', A.NORMAL)
-    self.log.info('ends of generation: %s', ', '.join(f'{i} {self.tokens[i]!r}' for i in sorted(self.eog_ids)))
+    ids = sorted(self.eog_ids)
+    self.log.info('ends of generation: %s', ', '.join(f'{i} {self.tokens[i]!r}' for i in ids))
 
 @patch
 def is_eog(self:Vocab, id:int)->bool:
@@ -280,12 +301,18 @@ JINA = 'jina-v2-de jina-v2-es jina-v2-code mmbert'.split()
 @patch
 def find_strips(self:Vocab):
     "Which special tokens take white space with them, by the name of the model"
-    name, pre, arch = (str(self.kv.get(k, '')).lower() for k in ('general.name', G + 'pre', 'general.architecture'))
-    if any(j in pre for j in JINA) or 'nomic-bert-moe' in arch or 'jina-bert-v3' in arch:
-        if (i := self.id_of('<mask>')) is not None: self.attrs[i] |= A.LSTRIP
-        else: self.log.warning('<mask> is not in the vocabulary, nothing to strip')
+    low = lambda key: str(self.kv.get(key, '')).lower()
+    name, pre, arch = low('general.name'), low(G + 'pre'), low('general.architecture')
+    jina = any(j in pre for j in JINA) or 'nomic-bert-moe' in arch or 'jina-bert-v3' in arch
+    if jina: self.strip_left('<mask>')
     elif 'phi-3' in name or 'phi3' in name: self.strip_phi3()
-    elif 'modern-bert' in name and (i := self.id_of('[MASK]')) is not None: self.attrs[i] |= A.LSTRIP
+    elif 'modern-bert' in name: self.strip_left('[MASK]')
+
+@patch
+def strip_left(self:Vocab, text:str):
+    "This token takes the white space before it"
+    if (i := self.id_of(text)) is not None: self.attrs[i] |= A.LSTRIP
+    else: self.log.warning('%s is not in the vocabulary, nothing to strip', text)
 
 @patch
 def strip_phi3(self:Vocab):
@@ -299,7 +326,7 @@ SPECIAL = A.CONTROL | A.USER_DEFINED | A.UNKNOWN
 
 @patch
 def list_special(self:Vocab):
-    "All tokens that are cut out of a text before the rest is encoded: longest first, then by id"
+    "Tokens that are cut out of a text before it is encoded: longest first, then by id"
     ids = np.flatnonzero(self.attrs & SPECIAL).tolist()
     self.special_ids = sorted(ids, key=lambda i: (-len(self.tokens[i]), i))
 
@@ -389,24 +416,26 @@ def read_suppress(self:Vocab):
 @patch
 def find_newline(self:Vocab):
     "The token of a line break, the padding token if there is none"
-    self.newline = self.pad
-    if self.kind.method == 'SPM': self.newline = self.ids.get(b'<0x0A>', self.pad)
-    if self.kind.method == 'BPE': self.newline = next(iter(self.encoder.encode(b'\n')), self.pad)
+    found, method = [], self.kind.method
+    if method == 'SPM' and b'<0x0A>' in self.ids: found = [self.ids[b'<0x0A>']]
+    if method == 'BPE': found = self.encoder.encode(b'\n')
+    self.newline = found[0] if found else self.pad
 
 # %% ../../nbs/01_files/07_vocab.ipynb #15c87e45
 @patch
 def read(self:Vocab):
     "All that the metadata says, and what can be guessed from it"
-    make = dict(SPM=self.make_spm, BPE=self.make_bpe, WPM=self.make_wpm, none=lambda: None)
     self.read_special(); self.read_pre(); self.read_habits()
-    self.encoder = make[self.kind.method]()
+    make = dict(SPM=self.make_spm, BPE=self.make_bpe, WPM=self.make_wpm)
+    self.encoder = make.get(self.kind.method, lambda: None)()
     self.find_special(); self.find_eog(); self.list_special(); self.find_strips()
     self.read_suppress(); self.find_newline()
 
 @patch
 def __repr__(self:Vocab):
     pre = f' {self.pre.name}' if self.pre else ''
-    return f'Vocab({self.kind.method}{pre}, {self.n_tokens} tokens, bos {self.bos}, eos {self.eos}, eog {sorted(self.eog_ids)})'
+    ends = f'bos {self.bos}, eos {self.eos}, eog {sorted(self.eog_ids)}'
+    return f'Vocab({self.kind.method}{pre}, {self.n_tokens} tokens, {ends})'
 
 # %% ../../nbs/01_files/07_vocab.ipynb #80b5d276
 @patch
@@ -421,6 +450,15 @@ def encode_parts(self:Vocab, parts:list)->list[int]:
 
 # %% ../../nbs/01_files/07_vocab.ipynb #2f6984c0
 @patch
+def frame(self:Vocab)->tuple[list, list]: # of no or one id each
+    "What is added before and after a text"
+    wpm = self.kind.method == 'WPM'
+    first = self.bos if wpm or self.add_bos else None
+    last = self.sep if wpm else self.eos if self.add_eos else None
+    return [i for i in [first] if i is not None], [i for i in [last] if i is not None]
+
+# %% ../../nbs/01_files/07_vocab.ipynb #d6f6e263
+@patch
 def encode(self:Vocab,
            text:str|bytes,
            add_special:bool=True, # BOS and EOS as the model wants them
@@ -428,13 +466,11 @@ def encode(self:Vocab,
           )->list[int]: # token ids
     "Text to token ids"
     if self.encoder is None: raise VocabError('this model has no tokenizer: give it token ids')
-    wpm = self.kind.method == 'WPM'
-    first = self.bos if add_special and (wpm or self.add_bos) else None
-    last = (self.sep if wpm else self.eos if self.add_eos else None) if add_special else None
     out = self.encode_parts(self.partition(utf8_bytes(text), parse_special))
-    if first is not None and out[:1] == [first]: self.log.warning('prompt starts with 2 BOS tokens')
-    if last is not None and out[-1:] == [last]: self.log.warning('prompt ends with 2 EOS tokens')
-    return [i for i in (first, *out, last) if i is not None]
+    first, last = self.frame() if add_special else ([], [])
+    if first and out[:1] == first: self.log.warning('prompt starts with 2 BOS tokens')
+    if last and out[-1:] == last: self.log.warning('prompt ends with 2 EOS tokens')
+    return first + out + last
 
 # %% ../../nbs/01_files/07_vocab.ipynb #582de00e
 @patch
@@ -455,8 +491,9 @@ def make_piece(self:Vocab, id:int)->bytes:
     if a & A.NORMAL:
         mapped = self.kind.method == 'BPE' and 'E' not in self.pre.flags
         return byte_decode(text) if mapped else text.replace(SPACE.encode(), b' ')
-    if a & A.BYTE and (m := re.fullmatch(b'<0x([0-9A-Fa-f]{2})>', text)): return bytes([int(m[1], 16)])
-    return text if a & A.BYTE else b''
+    if not a & A.BYTE: return b''
+    m = re.fullmatch(b'<0x([0-9A-Fa-f]{2})>', text)
+    return bytes.fromhex(m[1].decode()) if m else text
 
 # %% ../../nbs/01_files/07_vocab.ipynb #f1690e87
 @patch
@@ -466,13 +503,15 @@ def piece(self:Vocab,
          )->bytes:
     "What a token adds to a text; worked out once"
     id = self.check_id(id)
-    if not self.tokens or not special and self.attrs[id] & (A.CONTROL | A.UNKNOWN): return b''
+    if not self.tokens: return b''
+    if not special and self.attrs[id] & (A.CONTROL | A.UNKNOWN): return b''
     p = self.cached_pieces[id]
     if p is None: p = self.cached_pieces[id] = self.make_piece(id)
     return p
 
 # %% ../../nbs/01_files/07_vocab.ipynb #3f48a82f
-TIDY = [(re.compile(rb" (?=[?!.,])"), b''), (re.compile(rb" ' "), b"'"), (re.compile(rb" (?='(?:s|m|re|ve))"), b'')]
+TIDY = [(re.compile(rb" (?=[?!.,])"), b''), (re.compile(rb" ' "), b"'"),
+        (re.compile(rb" (?='(?:s|m|re|ve))"), b'')]
 
 def clean_up(b:bytes)->bytes:
     "No space before `?!.,`, around a lone `'`, or before `'s 'm 're 've`"
@@ -485,12 +524,13 @@ def detokenize(self:Vocab,
                ids:Iterable[int],
                remove_special:bool=False, # drop the BOS and EOS that encoding added
                unparse_special:bool=True, # show control tokens by their names
-               clean:bool|None=None, # tidy up spaces; None is as the vocabulary wants it
+               clean:bool|None=None, # tidy up spaces; None as the vocabulary wants it
               )->bytes:
     "Token ids to text, as bytes"
     ids, strip = list(ids), self.add_space_prefix
-    if remove_special and self.add_bos and ids[:1] == [self.bos]: ids, strip = ids[1:], False
-    if remove_special and self.add_eos and ids[-1:] == [self.eos]: ids = ids[:-1]
+    if remove_special:
+        if self.add_bos and ids[:1] == [self.bos]: ids, strip = ids[1:], False
+        if self.add_eos and ids[-1:] == [self.eos]: ids = ids[:-1]
     pieces = [self.piece(i, unparse_special) for i in ids]
     if strip and pieces: pieces[0] = pieces[0].removeprefix(b' ')
     b = b''.join(pieces)

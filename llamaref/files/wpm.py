@@ -55,7 +55,7 @@ class WPM:
                  unk:int|None=None, # for words that cannot be written
                  lowercase:bool=True, strip_accents:bool=True):
         self.ids, self.unk = ids, () if unk is None else (unk,)
-        self.lengths = sorted({len(t) for t in ids}, reverse=True)   # only these can match
+        self.lengths = sorted({len(t) for t in ids}, reverse=True)   # worth a try
         self.table, self.cache = Seen(lowercase, strip_accents), {}
 
 # %% ../../nbs/01_files/06_wpm.ipynb #3b7396aa
@@ -63,7 +63,8 @@ class WPM:
 def bite(self:WPM, s:bytes, at:int)->bytes: # empty if nothing fits
     "The longest token that starts at `at`"
     left = len(s) - at
-    return next((s[at:at + n] for n in self.lengths if n <= left and s[at:at + n] in self.ids), b'')
+    fits = (s[at:at + n] for n in self.lengths if n <= left)
+    return next((t for t in fits if t in self.ids), b'')
 
 @patch
 def word(self:WPM, w:str)->tuple[int, ...]:
