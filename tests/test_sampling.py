@@ -1,4 +1,4 @@
-"""Samplers against recorded values of llama.cpp, against tables worked by hand, and against what must always hold"""
+"""Samplers against recorded values of llama.cpp, tables worked by hand, and what must always hold"""
 import json
 import math
 
@@ -10,13 +10,13 @@ from conftest import data, shared
 from llamaref.errors import SamplingError
 from llamaref.files.gguf import GGUFFile
 from llamaref.files.vocab import Vocab
-from llamaref.sampling.candidates import Candidates, order, rank, softmax
-from llamaref.sampling.chain import (SamplerChain, SamplingParams, gguf_sampling, params_of, samplers_from_letters,
-                                     samplers_from_names)
+from llamaref.sampling.candidates import Candidates, order, rank
+from llamaref.sampling.chain import (SamplerChain, SamplingParams, gguf_sampling, params_of,
+                                     samplers_from_letters, samplers_from_names)
 from llamaref.sampling.dry import Dry, all_heads, breaker_heads, suffix_matches
 from llamaref.sampling.rng import RANDOM_SEED, Rng, to_f32, to_f64
-from llamaref.sampling.samplers import (Dist, Greedy, LogitBias, MinP, Penalties, Sampler, Temp, TempExt, TopK,
-                                        TopNSigma, TopP, Typical, Xtc)
+from llamaref.sampling.samplers import (Dist, Greedy, LogitBias, MinP, Penalties, Sampler, Temp, TempExt,
+                                        TopK, TopNSigma, TopP, Typical, Xtc)
 
 def cands(*p): return Candidates(np.log(np.float32(p)))
 
@@ -27,10 +27,14 @@ def final(s, *p, dist=True):
 
 # ---- random numbers ----
 
-SEEDS = {0: ([2357136044, 2546248239, 3071714933, 3626093760], (0.59284461651668263, 0.84426574425659828), 0.548813522),
-         1: ([1791095845, 4282876139, 3093770124, 4005303368], (0.99718480823026556, 0.93255736136816547), 0.41702199),
-         42: ([1608637542, 3421126067, 4083286876, 787846414], (0.79654298428784598, 0.18343478789336848), 0.37454012),
-         1234: ([822569775, 2137449171, 2671936806, 3512589365], (0.49766366630595166, 0.81783844288953322), 0.191519454)}
+SEEDS = {0: ([2357136044, 2546248239, 3071714933, 3626093760], (0.59284461651668263, 0.84426574425659828),
+             0.548813522),
+         1: ([1791095845, 4282876139, 3093770124, 4005303368], (0.99718480823026556, 0.93255736136816547),
+             0.41702199),
+         42: ([1608637542, 3421126067, 4083286876, 787846414], (0.79654298428784598, 0.18343478789336848),
+              0.37454012),
+         1234: ([822569775, 2137449171, 2671936806, 3512589365], (0.49766366630595166, 0.81783844288953322),
+                0.191519454)}
 
 @pytest.mark.parametrize('seed', SEEDS)
 def test_rng_table(seed):
@@ -43,7 +47,8 @@ def test_rng_table(seed):
 
 def test_rng_never_reaches_one():
     top = 2**32 - 1
-    assert to_f64(top, top) == np.nextafter(1, 0) and to_f32(top) == np.nextafter(np.float32(1), np.float32(0))
+    assert to_f64(top, top) == np.nextafter(1, 0)
+    assert to_f32(top) == np.nextafter(np.float32(1), np.float32(0))
     assert to_f64(0, 0) == 0 and to_f32(0) == 0 and to_f32(2**32 - 129) < 1
 
 def test_uniforms_of_many_seeds(golden):
@@ -64,38 +69,37 @@ def test_random_seed_differs_and_is_drawn_again_at_reset():
 
 # ---- tables of the specification ----
 
+UP, DOWN = (.1, .2, .3, .4), (.4, .3, .2, .1)
+BEST_2, BEST_3 = (.571429, .428571), (.44444, .33333, .22222)
+
 TABLE = [
-    (Temp(1.), (.1, .2, .3, .4), (.1, .2, .3, .4)), (TempExt(1., 0., 1.), (.1, .2, .3, .4), (.1, .2, .3, .4)),
-    (Temp(0.), (.1, .2, .3, .4), (0, 0, 0, 1)), (TempExt(0., 0., 1.), (.1, .2, .3, .4), (0, 0, 0, 1)),
-    (TopK(1), (.1, .2, .3, .4), (1,)), (TopK(3), (.1, .2, .3, .4), (.44444, .33333, .22222)),
-    (TopK(4), (.1, .2, .3, .4), (.4, .3, .2, .1)), (TopK(0), (.1, .2, .3, .4), (.1, .2, .3, .4)),
-    (TopP(0.), (.1, .2, .3, .4), (1,)), (TopP(.7), (.1, .2, .3, .4), (.571429, .428571)),
-    (TopP(.8), (.1, .2, .3, .4), (.44444, .33333, .22222)), (TopP(1.), (.1, .2, .3, .4), (.1, .2, .3, .4)),
-    (MinP(0.), (.1, .2, .3, .4), (.1, .2, .3, .4)), (MinP(.24), (.1, .2, .3, .4), (.1, .2, .3, .4)),
-    (MinP(.26), (.1, .2, .3, .4), (.22222, .33333, .44444)), (MinP(.49), (.1, .2, .3, .4), (.22222, .33333, .44444)),
-    (MinP(.51), (.1, .2, .3, .4), (.428571, .571429)), (MinP(.74), (.1, .2, .3, .4), (.428571, .571429)),
-    (MinP(.76), (.1, .2, .3, .4), (1,)), (MinP(1.), (.1, .2, .3, .4), (1,)), (MinP(1.05), (.1, .2, .3, .4), (1,)),
-    (TopNSigma(1.), (.1, .2, .3, .4), (0, 0, .428571, .571429)), (TopNSigma(0.), (.1, .2, .3, .4), (.1, .2, .3, .4)),
-    (TopNSigma(3.), (.1, .2, .3, .4), (.1, .2, .3, .4))]
+    (Temp(1.), UP, UP), (TempExt(1., 0., 1.), UP, UP), (Temp(0.), UP, (0, 0, 0, 1)),
+    (TempExt(0., 0., 1.), UP, (0, 0, 0, 1)),
+    (TopK(1), UP, (1,)), (TopK(3), UP, BEST_3), (TopK(4), UP, DOWN), (TopK(0), UP, UP),
+    (TopP(0.), UP, (1,)), (TopP(.7), UP, BEST_2), (TopP(.8), UP, BEST_3), (TopP(1.), UP, UP),
+    (MinP(0.), UP, UP), (MinP(.24), UP, UP), (MinP(.26), UP, BEST_3[::-1]), (MinP(.49), UP, BEST_3[::-1]),
+    (MinP(.51), UP, BEST_2[::-1]), (MinP(.74), UP, BEST_2[::-1]),
+    (MinP(.76), UP, (1,)), (MinP(1.), UP, (1,)), (MinP(1.05), UP, (1,)),
+    (TopNSigma(1.), UP, (0, 0, .428571, .571429)), (TopNSigma(0.), UP, UP), (TopNSigma(3.), UP, UP)]
 
 @pytest.mark.parametrize('s,p,want', TABLE, ids=lambda v: repr(v) if isinstance(v, Sampler) else '')
 def test_table(s, p, want):
     np.testing.assert_allclose(final(s, *p).probs, want, atol=1e-5)
 
 TABLE_NO_DIST = [
-    (Xtc(.99, .09, 0, 0), (.4, .3, .2, .1), (.1,)), (Xtc(.99, .19, 0, 0), (.4, .3, .2, .1), (.2, .1)),
-    (Xtc(.99, .29, 0, 0), (.4, .3, .2, .1), (.3, .2, .1)), (Xtc(.99, .39, 0, 0), (.4, .3, .2, .1), (.4, .3, .2, .1)),
+    (Xtc(.99, .09, 0, 0), DOWN, (.1,)), (Xtc(.99, .19, 0, 0), DOWN, (.2, .1)),
+    (Xtc(.99, .29, 0, 0), DOWN, (.3, .2, .1)), (Xtc(.99, .39, 0, 0), DOWN, DOWN),
     (Typical(.5), (.97, .01, .01, .01), (.97,)), (Typical(.5), (.4, .2, .2, .2), (.2, .2, .2)),
-    (TempExt(.8, .5, 1.), (.1, .2, .3, .4), (.373161, .294956, .211739, .120144)),
-    (TempExt(.8, .5, 2.), (.1, .2, .3, .4), (.380614, .296526, .208569, .114292))]
+    (TempExt(.8, .5, 1.), UP, (.373161, .294956, .211739, .120144)),
+    (TempExt(.8, .5, 2.), UP, (.380614, .296526, .208569, .114292))]
 
 @pytest.mark.parametrize('s,p,want', TABLE_NO_DIST, ids=lambda v: repr(v) if isinstance(v, Sampler) else '')
 def test_table_without_dist(s, p, want):
     np.testing.assert_allclose(final(s, *p, dist=False).probs, want, atol=1e-5)
 
-IDS = [(TopP(.7, 3), (.1, .2, .3, .4), [3, 2, 1]), (MinP(.26), (.1, .2, .3, .4), [1, 2, 3]),
-       (MinP(.76, 2), (.1, .2, .3, .4), [3, 2]), (Typical(.3, 1), (.5, .25, .15, .1), [1, 0]),
-       (Typical(.9, 1), (.5, .25, .15, .1), [1, 0, 2, 3]), (TempExt(.8, .5, 1.), (.1, .2, .3, .4), [3, 2, 1, 0])]
+IDS = [(TopP(.7, 3), UP, [3, 2, 1]), (MinP(.26), UP, [1, 2, 3]), (MinP(.76, 2), UP, [3, 2]),
+       (Typical(.3, 1), (.5, .25, .15, .1), [1, 0]), (Typical(.9, 1), (.5, .25, .15, .1), [1, 0, 2, 3]),
+       (TempExt(.8, .5, 1.), UP, [3, 2, 1, 0])]
 
 @pytest.mark.parametrize('s,p,want', IDS, ids=lambda v: repr(v) if isinstance(v, Sampler) else '')
 def test_ids(s, p, want): assert s.apply(cands(*p)).ids.tolist() == want
@@ -118,10 +122,11 @@ def test_xtc_min_keep_and_coin():
     lone.apply(Candidates([1.]))
     assert lone.rng.raw() == pair.rng.raw()
 
-PENALTIES = [([0], (50, 0, 0), [0, .25, .25, .25, .25]), ([0], (1, 5, 5), [.000011] + [.249997] * 4),
-             ([0, 1, 2], (50, 0, 0), [0, 0, 0, .5, .5]), ([0, 1, 2], (1, 5, 5), [.000023] * 3 + [.499966] * 2),
-             ([0, 1, 2, 0, 0], (50, 0, 0), [0, 0, 0, .5, .5]),
-             ([0, 1, 2, 0, 0], (1, 5, 5), [.000000, .000023, .000023, .499977, .499977])]
+PENALTIES = [
+    ([0], (50, 0, 0), [0, .25, .25, .25, .25]), ([0], (1, 5, 5), [.000011] + [.249997] * 4),
+    ([0, 1, 2], (50, 0, 0), [0, 0, 0, .5, .5]), ([0, 1, 2], (1, 5, 5), [.000023] * 3 + [.499966] * 2),
+    ([0, 1, 2, 0, 0], (50, 0, 0), [0, 0, 0, .5, .5]),
+    ([0, 1, 2, 0, 0], (1, 5, 5), [.000000, .000023, .000023, .499977, .499977])]
 
 @pytest.mark.parametrize('accepted,args,want', PENALTIES)
 def test_penalties(accepted, args, want):
@@ -130,7 +135,8 @@ def test_penalties(accepted, args, want):
     np.testing.assert_allclose(sorted(final(s, *[.2] * 5).probs), sorted(want), atol=1e-5)
 
 def test_penalties_by_hand():
-    for last_n, accepted, want in ((64, (0, 0, 1), [-.25, -4.75, 1, 0]), (2, (0, 0, 1, 3), [2, -4.75, 1, -.75])):
+    for last_n, accepted, want in ((64, (0, 0, 1), [-.25, -4.75, 1, 0]),
+                                   (2, (0, 0, 1, 3), [2, -4.75, 1, -.75])):
         s = Penalties(last_n, 2., .5, .25)
         for t in accepted: s.accept(t)
         assert s.apply(Candidates([2, -2, 1, 0])).logits.tolist() == want
@@ -151,10 +157,11 @@ def test_logit_bias():
     assert dict(zip(c.ids.tolist(), c.logits.tolist())) == {0: -np.inf, 1: 2, 2: 5.5}
 
 def test_names_of_samplers_that_are_off():
-    off = [TopK(0), TopP(1.), MinP(0.), Typical(1.), Temp(1.), TempExt(1., 0.), Xtc(0.), Xtc(1., .6), TopNSigma(0.),
-           Penalties(), Penalties(0, 2.), LogitBias()]
-    assert [s.name for s in off] == ['?top-k', '?top-p', '?min-p', '?typical', '?temp', '?temp-ext', '?xtc', '?xtc',
-                                     '?top-n-sigma', '?penalties', '?penalties', '?logit-bias']
+    off = [TopK(0), TopP(1.), MinP(0.), Typical(1.), Temp(1.), TempExt(1., 0.), Xtc(0.), Xtc(1., .6),
+           TopNSigma(0.), Penalties(), Penalties(0, 2.), LogitBias()]
+    assert ' '.join(s.name for s in off) == (
+        '?top-k ?top-p ?min-p ?typical ?temp ?temp-ext ?xtc ?xtc ?top-n-sigma ?penalties ?penalties '
+        '?logit-bias')
     for s in off:
         s.accept(1)
         c = s.apply(Candidates([3., 1., 2.]))
@@ -170,7 +177,8 @@ def test_dist_picks(seed):
 
 def test_dist_many_equal_and_draw_count():
     s = Dist(42)
-    assert [s.apply(Candidates(np.zeros(256))).token for _ in range(8)] == [203, 46, 199, 152, 114, 25, 117, 85]
+    picks = [s.apply(Candidates(np.zeros(256))).token for _ in range(8)]
+    assert picks == [203, 46, 199, 152, 114, 25, 117, 85]
     one, two = Dist(4242), Dist(4242)
     one.apply(Candidates([1.])); two.apply(Candidates([1., 1.]))
     assert one.rng.raw() == two.rng.raw()
@@ -209,10 +217,10 @@ def arrays():
 def bias_of(pairs): return [(t, float(b)) for t, b in pairs]
 
 BUILD = {
-    'greedy': Greedy, 'dist': lambda seed: Dist(seed), 'top_k': TopK, 'top_p': TopP, 'min_p': MinP, 'typical': Typical,
-    'temp': Temp, 'temp_ext': lambda t, delta, exponent: TempExt(t, delta, exponent), 'top_n_sigma': TopNSigma,
-    'xtc': lambda p, t, min_keep, seed: Xtc(p, t, min_keep, seed), 'penalties': Penalties,
-    'logit_bias': lambda bias: LogitBias(bias_of(bias))}
+    'greedy': Greedy, 'dist': Dist, 'top_k': TopK, 'top_p': TopP, 'min_p': MinP, 'typical': Typical,
+    'temp': Temp, 'temp_ext': lambda t, delta, exponent: TempExt(t, delta, exponent),
+    'top_n_sigma': TopNSigma, 'xtc': lambda p, t, min_keep, seed: Xtc(p, t, min_keep, seed),
+    'penalties': Penalties, 'logit_bias': lambda bias: LogitBias(bias_of(bias))}
 
 def same_up_to_ties(c, x, ids, logits):
     "Are these the recorded candidates, in their order, where equal input scores may change places?"
@@ -250,7 +258,8 @@ def test_draws(golden, arrays, kind):
         x = arrays['logits/' + case['input']]
         for seed, want in case['tokens'].items():
             seed = int(seed)
-            chain = [BUILD[k](**(p | ({'seed': seed} if k == 'xtc' else {}))) for k, p in case['chain']] + [Dist(seed)]
+            chain = [BUILD[k](**p, **({'seed': seed} if k == 'xtc' else {})) for k, p in case['chain']]
+            chain.append(Dist(seed))
             for n, token in enumerate(want):
                 c = Candidates(x)
                 for s in chain: s.apply(c)
@@ -270,8 +279,11 @@ keep = st.integers(0, 70)
 cutting = st.one_of(
     st.builds(TopK, st.integers(-2, 70)), st.builds(TopP, unit, keep), st.builds(MinP, unit, keep),
     st.builds(Typical, unit, keep), st.builds(Xtc, unit, st.floats(0, .6), keep, st.integers(0, 9)))
-changing = st.one_of(st.builds(Temp, st.floats(-1, 3)), st.builds(TempExt, st.floats(0, 2), st.floats(0, 2), st.floats(0, 3)),
-                     st.builds(TopNSigma, st.floats(-1, 3)), st.builds(LogitBias, st.dictionaries(st.integers(0, 80), st.floats(-9, 9))))
+changing = st.one_of(
+    st.builds(Temp, st.floats(-1, 3)),
+    st.builds(TempExt, st.floats(0, 2), st.floats(0, 2), st.floats(0, 3)),
+    st.builds(TopNSigma, st.floats(-1, 3)),
+    st.builds(LogitBias, st.dictionaries(st.integers(0, 80), st.floats(-9, 9))))
 
 @settings(max_examples=150, deadline=None)
 @given(rows, st.lists(st.one_of(cutting, changing), max_size=5), st.integers(0, 2**32 - 2))
@@ -338,22 +350,24 @@ def test_ring_counts_are_those_of_the_last_n(tokens, n):
 
 @pytest.mark.parametrize('s', [Greedy(), Dist(1)], ids=repr)
 def test_policy(s):
-    for row, text in (([], 'no valid candidates'), ([-np.inf] * 3, 'no valid candidates'), ([0, np.nan], 'NaN in logits'),
-                      ([np.nan, 0], 'NaN in logits')):
+    hopeless = (([], 'no valid candidates'), ([-np.inf] * 3, 'no valid candidates'),
+                ([0, np.nan], 'NaN in logits'), ([np.nan, 0], 'NaN in logits'))
+    for row, text in hopeless:
         with pytest.raises(SamplingError, match=text): s.sample(np.float32(row))
     assert s.sample(np.float32([0, np.inf, 1])) == 1
 
+def one_of_each():
+    made = [Greedy(), Dist(1), Temp(.5), Temp(0.), TempExt(.5, .2), TopK(3), TopP(.5), MinP(.5), Typical(.5),
+            TopNSigma(1.), Xtc(1., .1), LogitBias({1: 2.}), Penalties(4, 2.)]
+    for s in made: s.accept(1)
+    return made
+
 def test_every_sampler_leaves_an_empty_array_alone():
-    for s in (Greedy(), Dist(1), Temp(.5), TempExt(.5, .2), TopK(3), TopP(.5), MinP(.5), Typical(.5), TopNSigma(1.),
-              Xtc(1., .1), LogitBias({1: 2.}), Penalties(4, 2.)):
-        s.accept(1)
-        assert s.apply(Candidates([])).token is None
+    for s in one_of_each(): assert s.apply(Candidates([])).token is None
 
 def test_every_sampler_survives_a_row_with_everything_masked():
     with np.errstate(all='raise'):
-        for s in (Greedy(), Dist(1), Temp(.5), Temp(0.), TempExt(.5, .2), TopK(3), TopP(.5), MinP(.5), Typical(.5),
-                  TopNSigma(1.), Xtc(1., .1), LogitBias({1: 2.}), Penalties(4, 2.)):
-            s.accept(1)
+        for s in one_of_each():
             c = s.apply(Candidates([-np.inf] * 5))
             assert len(c) >= 1 and c.token is None
 
@@ -361,7 +375,8 @@ def test_every_sampler_survives_a_row_with_everything_masked():
 
 WAVE = (4 * np.sin(1 + .7 * np.arange(16))).astype(np.float32)
 
-def six(seed): return SamplerChain([Penalties(64, 1.1), TopK(8), TopP(.95), MinP(.05), TempExt(.8), Dist(seed)])
+def six(seed):
+    return SamplerChain([Penalties(64, 1.1), TopK(8), TopP(.95), MinP(.05), TempExt(.8), Dist(seed)])
 
 def text(chain, n, row=WAVE): return ' '.join(str(chain.sample(row)) for _ in range(n))
 
@@ -399,26 +414,31 @@ def test_chain_editing():
 
 def test_seed_is_that_of_the_last_selecting_sampler():
     assert SamplerChain([Dist(3), Dist(5)]).seed == 5 and SamplerChain([Dist(3), Dist(-1)]).seed == 3
-    assert SamplerChain([Xtc(.5, .1, 0, 9), Dist(-1)]).seed == RANDOM_SEED and SamplerChain().seed == RANDOM_SEED
+    assert SamplerChain([Xtc(.5, .1, 0, 9), Dist(-1)]).seed == RANDOM_SEED == SamplerChain().seed
 
 def test_names():
     assert samplers_from_names(['Top-K', 'nucleus', 'temp', 'bogus']) == ['top_k', 'top_p', 'temperature']
     assert samplers_from_letters('kpmt') == ['top_k', 'top_p', 'min_p', 'temperature']
-    assert samplers_from_names(['TOPNSIGMA', 'minp', 'adaptivep', 'typ', 'top_k']) == ['top_n_sigma', 'min_p', 'adaptive_p', 'typ_p', 'top_k']
-    for call in (lambda: samplers_from_names(['bogus'], strict=True), lambda: samplers_from_letters('kz', strict=True)):
+    odd = ['TOPNSIGMA', 'minp', 'adaptivep', 'typ', 'top_k']
+    assert samplers_from_names(odd) == ['top_n_sigma', 'min_p', 'adaptive_p', 'typ_p', 'top_k']
+    for call in (lambda: samplers_from_names(['bogus'], strict=True),
+                 lambda: samplers_from_letters('kz', strict=True)):
         with pytest.raises(SamplingError, match='unknown sampler'): call()
 
-DEFAULT = 'logits -> ?penalties -> ?dry -> ?top-n-sigma -> top-k -> ?typical -> top-p -> min-p -> ?xtc -> temp-ext -> dist'
+DEFAULT = ('logits -> ?penalties -> ?dry -> ?top-n-sigma -> top-k -> ?typical -> top-p -> min-p -> ?xtc'
+           ' -> temp-ext -> dist')
 
 @pytest.mark.parametrize('changes,want', [
-    ({}, DEFAULT), (dict(temperature=1., top_k=0), DEFAULT.replace('-> top-k', '-> ?top-k').replace('temp-ext', '?temp-ext')),
-    (dict(samplers=[]), 'logits -> dist'), (dict(samplers='tk', logit_bias=[(1, 2.)]), 'logits -> logit-bias -> temp-ext -> top-k -> dist'),
+    ({}, DEFAULT), (dict(samplers=[]), 'logits -> dist'),
+    (dict(temperature=1., top_k=0), DEFAULT.replace(' top-k', ' ?top-k').replace('temp-ext', '?temp-ext')),
+    (dict(samplers='tk', logit_bias=[(1, 2.)]), 'logits -> logit-bias -> temp-ext -> top-k -> dist'),
     (dict(samplers=['top_k', 'top_k']), 'logits -> top-k -> top-k -> dist'),
     (dict(dry_multiplier=.8, repeat_penalty=1.1, samplers='ed'), 'logits -> penalties -> dry -> dist')])
 def test_built_chain(changes, want): assert repr(Sampler.chain(**changes)) == want
 
 def test_built_chain_carries_the_parameters():
-    chain = Sampler.chain(dict(top_k=7, min_keep=3, seed=5, xtc_probability=.5, xtc_threshold=.2, typical_p=.9), dynatemp_range=.1)
+    given = dict(top_k=7, min_keep=3, seed=5, xtc_probability=.5, xtc_threshold=.2, typical_p=.9)
+    chain = Sampler.chain(given, dynatemp_range=.1)
     by = {s.kind: s for s in chain.samplers}
     assert (by['top-k'].k, by['top-p'].min_keep, by['min-p'].min_keep, by['typical'].min_keep) == (7, 3, 3, 3)
     assert (by['xtc'].probability, by['xtc'].threshold, by['xtc'].seed, by['xtc'].min_keep) == (.5, .2, 5, 3)
@@ -439,11 +459,11 @@ def test_default_chain_of_recorded_draws_is_the_built_one(golden, arrays):
             assert [chain.sample(arrays['logits/' + case['input']]) for _ in want] == want
 
 def test_model_file_defaults():
-    kv = {'general.sampling.' + k: v for k, v in dict(
-        sequence='top_k;temperature', top_k=5, temp=.5, penalty_last_n=9, penalty_repeat=1.2, mirostat=2, top_p='x',
-        min_p=True, mirostat_tau=4).items()}
-    assert gguf_sampling(kv) == dict(samplers=['top_k', 'temperature'], top_k=5, temperature=.5, repeat_last_n=9,
-                                     repeat_penalty=1.2, mirostat=2, mirostat_tau=4.)
+    in_file = dict(sequence='top_k;temperature', top_k=5, temp=.5, penalty_last_n=9, penalty_repeat=1.2,
+                   mirostat=2, top_p='x', min_p=True, mirostat_tau=4)
+    assert gguf_sampling({f'general.sampling.{k}': v for k, v in in_file.items()}) == dict(
+        samplers=['top_k', 'temperature'], top_k=5, temperature=.5, repeat_last_n=9, repeat_penalty=1.2,
+        mirostat=2, mirostat_tau=4.)
     assert gguf_sampling({}) == {}
 
 @pytest.fixture(scope='module')
@@ -457,10 +477,12 @@ def test_bias_from_the_vocabulary(tiny):
 
 # ---- dry ----
 
-DRY = [(4, (1., 1.1, 2), 4, [0, 1], {}, [.25] * 4), (4, (1., 1.1, 2), 5, [0, 1, 2, 0, 1], {}, [.296923, .296923, .109232, .296923]),
-       (5, (1., 1.1, 2), 6, [0, 1, 3, 4, 0, 1], {3: [()]}, [.2] * 5),
-       (5, (2., 1.1, 2), 5, [0, 1, 2, 0, 1], {}, [.241818, .241818, .032727, .241818, .241818]),
-       (5, (1., 1.1, 4), 7, [0, 1, 2, 3, 4, 0, 1], {}, [.2] * 5)]
+DRY = [
+    (4, (1., 1.1, 2), 4, [0, 1], {}, [.25] * 4),
+    (4, (1., 1.1, 2), 5, [0, 1, 2, 0, 1], {}, [.296923, .296923, .109232, .296923]),
+    (5, (1., 1.1, 2), 6, [0, 1, 3, 4, 0, 1], {3: [()]}, [.2] * 5),
+    (5, (2., 1.1, 2), 5, [0, 1, 2, 0, 1], {}, [.241818, .241818, .032727, .241818, .241818]),
+    (5, (1., 1.1, 4), 7, [0, 1, 2, 3, 4, 0, 1], {}, [.2] * 5)]
 
 @pytest.mark.parametrize('n,args,last_n,history,heads,want', DRY)
 def test_dry_table(n, args, last_n, history, heads, want):
@@ -469,8 +491,9 @@ def test_dry_table(n, args, last_n, history, heads, want):
     np.testing.assert_allclose(final(s, *[1 / n] * n).probs, want, atol=1e-5)
 
 def test_dry_scores():
-    for n, base, history, heads, want in ((4, 1.1, [0, 1, 2, 0, 1, 2, 0, 1], {}, [0, 0, -1.331, 0]),
-                                          (5, 1.75, [0, 1, 3, 4, 2, 0, 1, 3], {2: [()]}, [0, 0, 0, 0, -1.75])):
+    cases = ((4, 1.1, [0, 1, 2, 0, 1, 2, 0, 1], {}, [0, 0, -1.331, 0]),
+             (5, 1.75, [0, 1, 3, 4, 2, 0, 1, 3], {2: [()]}, [0, 0, 0, 0, -1.75]))
+    for n, base, history, heads, want in cases:
         s = Dry(1., base, 2, 64, heads)
         for t in history: s.accept(t)
         np.testing.assert_allclose(s.apply(Candidates(np.zeros(n))).logits, want, atol=1e-6)

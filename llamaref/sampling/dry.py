@@ -8,7 +8,7 @@ __all__ = ['FOUND', 'BUILDERS', 'z_lengths', 'suffix_matches', 'rep_limit', 'Dry
 # %% ../../nbs/07_sampling/04_dry.ipynb #639b92b8
 import math
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import field
 from weakref import WeakKeyDictionary
 
 import numpy as np

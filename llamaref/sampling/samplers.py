@@ -13,9 +13,9 @@ from dataclasses import dataclass, fields
 
 import numpy as np
 
-from ..basics import Table, patch
+from ..basics import patch
 from ..errors import SamplingError
-from .candidates import Candidates, rank, softmax, weights
+from .candidates import Candidates, rank, weights
 from .rng import RANDOM_SEED, Rng
 
 # %% ../../nbs/07_sampling/02_samplers.ipynb #394bcf46
