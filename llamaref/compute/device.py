@@ -11,7 +11,7 @@ import importlib, inspect, math, os, threading
 
 import numpy as np
 
-from ..basics import human_bytes, patch
+from ..basics import patch
 from ..errors import DeviceError
 from ..files.quants import GGMLType, block_of, dequantize, row_bytes
 from ..log import get_logger, warn_once
@@ -53,7 +53,7 @@ class Memory:
 class Tensor:
     "An array on a device"
     def __init__(self,
-                 device:'Device',
+                 device, # a `Device`, which owns it
                  memory:Memory,
                  shape:tuple, # numpy order
                  type:str, # 'f32' 'f16' 'i32', or a block format: 'q4_1'…
@@ -120,7 +120,8 @@ def _get(cls:Device,
     full = kind if kind == 'numpy' and not index else f'{kind}:{index or 0}'
     there = dict(list_devices())
     if full not in there: raise DeviceError(f"no device {name!r}; there are: {', '.join(there)}")
-    if n_threads is not None and n_threads < 1: raise DeviceError(f"n_threads is {n_threads}, wanted 1 or more")
+    if n_threads is not None and n_threads < 1:
+        raise DeviceError(f"n_threads is {n_threads}, wanted 1 or more")
     with _lock:
         if (full, n_threads) not in _open:
             _open[full, n_threads] = _kind(kind)(int(index or 0), n_threads)
@@ -152,7 +153,8 @@ def reshape(self:Tensor,
            )->Tensor: # a view
     "The same bytes in another shape"
     rest, asked = math.prod(n for n in shape if n != -1), shape
-    if shape.count(-1) == 1 and rest: shape = tuple(math.prod(self.shape) // rest if n == -1 else n for n in shape)
+    if shape.count(-1) == 1 and rest:
+        shape = tuple(math.prod(self.shape) // rest if n == -1 else n for n in shape)
     if any(n < 0 for n in shape) or math.prod(shape) != math.prod(self.shape):
         raise DeviceError(f"reshape: {self.shape} does not fit into {asked}")
     if self.type not in DTYPES and shape[-1] % block_of(blocks_of(self.type))[0]:
@@ -168,7 +170,8 @@ def rows(self:Tensor,
     "Rows `a:b` of the first axis"
     n = self.shape[0] if self.shape else 0
     if not 0 <= a <= b <= n: raise DeviceError(f"rows {a}:{b} are not within 0:{n}")
-    if len(self.shape) < 2 and self.type not in DTYPES: raise DeviceError(f"rows: a {self.type} row has no parts")
+    if len(self.shape) < 2 and self.type not in DTYPES:
+        raise DeviceError(f"rows: a {self.type} row has no parts")
     step = self.nbytes // n if n else 0
     return Tensor(self.device, self.memory, (b - a,) + self.shape[1:], self.type, self.offset + a * step)
 
@@ -233,14 +236,15 @@ def upload(self:Device,
           )->Tensor:
     "Put an array on the device; a read-only one is shared where that is possible"
     a = np.asarray(a)
+    if type is None: type = next((t for t, d in DTYPES.items() if d == a.dtype), None)
     if type is None:
-        type = next((t for t, d in DTYPES.items() if d == a.dtype), None)
-        if type is None: raise DeviceError(f"upload: {a.dtype}, wanted one of {', '.join(DTYPES)}, or type= and shape=")
+        raise DeviceError(f"upload: {a.dtype}, wanted one of {', '.join(DTYPES)}, or type= and shape=")
     shape = a.shape if shape is None else tuple(shape)
     if a.nbytes != bytes_of(type, shape):
         raise DeviceError(f"upload: {a.nbytes} bytes, but {type} {shape} takes {bytes_of(type, shape)}")
     a = np.ascontiguousarray(a).reshape(-1).view(np.uint8)
-    if not a.flags.writeable and a.nbytes: return Tensor(self, Memory(self._share(a), readonly=True), shape, type)
+    if not a.flags.writeable and a.nbytes:
+        return Tensor(self, Memory(self._share(a), readonly=True), shape, type)
     out = Tensor(self, Memory(self._allocate(max(a.nbytes, 1))), shape, type)
     if a.nbytes: self._write(out, a)
     return out
@@ -297,7 +301,8 @@ def check_arg(self:Op, device:Device, name:str, args:dict, sizes:dict)->dict: # 
     want = [args[t[1:]].type if t[0] == '=' else t for t in types]
     if x.type not in want and (want != ['any'] or x.type == 'i32') and want != ['all']:
         raise DeviceError(f"{where} has type {x.type}, wanted {' or '.join(want)}")
-    if name in self.writes and x.memory.readonly: raise DeviceError(f"{where} is read-only, and would be written")
+    if name in self.writes and x.memory.readonly:
+        raise DeviceError(f"{where} is read-only, and would be written")
     found = next((s for s in (fit(x.shape, d, sizes) for d in shapes) if s is not None), None)
     if found is None:
         want = ' or '.join(f"({', '.join(d)})" for d in shapes)

@@ -12,7 +12,6 @@ import numpy as np
 
 from ..basics import patch
 from .device import Device, DTYPES, Tensor, from_bytes, op
-from ..errors import DeviceError
 
 # %% ../../nbs/02_compute/01_numpy_ops.ipynb #ce80ad5b
 class Blocks:

@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import pyopencl as cl
 
-import llamaref.compute.numpy_ops   # the operations themselves
+import llamaref.compute.numpy_ops   # noqa: F401  gives every device its operations
 from ..basics import patch
 from .device import Device, Tensor
 from ..errors import DeviceError
@@ -83,7 +83,8 @@ def _allocate(self:OpenCLDevice, nbytes:int)->Block:
         start = -a.ctypes.data % self.align
         host = a[start:start + nbytes]
         return Block(self._buffer(host), nbytes, host)
-    except (cl.Error, MemoryError) as e: raise DeviceError(f"{self.name}: no room for {nbytes} bytes: {e}") from None
+    except (cl.Error, MemoryError) as e:
+        raise DeviceError(f"{self.name}: no room for {nbytes} bytes: {e}") from None
 
 @patch
 def _share(self:OpenCLDevice, a:np.ndarray)->Block:
@@ -131,12 +132,13 @@ def program(self:OpenCLDevice,
             defs:tuple=(), # ('-DNEOX',)
            )->cl.Program:
     "The program of a kernel file with its options, built once"
+    what = ' '.join([f'{file}.cl', *defs])
     with self.lock:
         if (file, defs) not in self.programs:
             t, p = time.perf_counter(), cl.Program(self.context, kernel_text(f'{file}.cl'))
             try: p.build(['-cl-std=CL1.2', *defs], cache_dir=False)
-            except cl.Error as e: raise DeviceError(f"{self.name}: {file}.cl {' '.join(defs)}: {first_lines(e)}") from None
-            log.debug(f"built {file}.cl {' '.join(defs)} in {time.perf_counter() - t:.2f} s")
+            except cl.Error as e: raise DeviceError(f"{self.name}: {what}: {first_lines(e)}") from None
+            log.debug(f"built {what} in {time.perf_counter() - t:.2f} s")
             self.programs[file, defs] = p
         return self.programs[file, defs]
 
@@ -168,7 +170,8 @@ PLAIN = {int: np.int32, float: np.float32}
 @patch
 def bind(self:OpenCLDevice, l:Launch, k:cl.Kernel)->cl.Kernel:
     "Set all arguments of a kernel"
-    k.set_args(*(a.handle if isinstance(a, Tensor) else a if a is None else PLAIN[type(a)](a) for a in l.args))
+    value = lambda a: a.handle if isinstance(a, Tensor) else a if a is None else PLAIN[type(a)](a)
+    k.set_args(*map(value, l.args))
     return k
 
 # %% ../../nbs/02_compute/02_opencl.ipynb #576e2ed8
@@ -238,14 +241,14 @@ for name in 'scale softcap sigmoid silu gelu add mul swiglu geglu'.split(): LAUN
 @launches
 def get_rows(out, table, ids):
     "An item is a row"
-    (V, K), T = table.shape, ids.shape[0]
-    return Launch('get_rows', 'get_rows', T, (T, V, K, table, ids, out), (f'-DWTYPE_{table.type.upper()}',))
+    (V, K), T, defs = table.shape, ids.shape[0], (f'-DWTYPE_{table.type.upper()}',)
+    return Launch('get_rows', 'get_rows', T, (T, V, K, table, ids, out), defs)
 
 @launches
 def matmul(out, x, w, bias):
     "An item is a row of the weight"
-    (T, K), N = x.shape, w.shape[0]
-    return Launch('matmul', 'matmul', N if T else 0, (T, N, K, x, w, bias, out), (f'-DWTYPE_{w.type.upper()}',))
+    (T, K), N, defs = x.shape, w.shape[0], (f'-DWTYPE_{w.type.upper()}',)
+    return Launch('matmul', 'matmul', N if T else 0, (T, N, K, x, w, bias, out), defs)
 
 # %% ../../nbs/02_compute/02_opencl.ipynb #de0b66c3
 @launches
@@ -264,7 +267,8 @@ def rope(out, x, cs, neox):
 def rope_cells(k, cs, neox):
     "An item is a head of a cell"
     (C, G, D), R = k.shape, cs.shape[1]
-    return Launch('rope', 'rope_cells', C*G, (C, G, D, R, k, cs), ('-DNEOX',) * bool(neox) + ('-DK_F16',) * (k.type == 'f16'))
+    defs = ('-DNEOX',) * bool(neox) + ('-DK_F16',) * (k.type == 'f16')
+    return Launch('rope', 'rope_cells', C*G, (C, G, D, R, k, cs), defs)
 
 # %% ../../nbs/02_compute/02_opencl.ipynb #e3d52673
 @launches
@@ -307,7 +311,8 @@ def attention(out, q, k, v, cells, ranges, scale, softcap, sinks):
     (T, H, D), (C, G, E), n = q.shape, v.shape, cells.shape[0]
     defs = ('-DK_F16',) * (k.type == 'f16') + ('-DV_F16',) * (v.type == 'f16')
     args = (T, H, G, D, E, C, n, q, k, v, cells, ranges, float(scale), float(softcap), sinks)
-    if not split(T, H, G, n, out.device.units): return Launch('attention', 'attention', T*H, (*args, out), defs)
+    if not split(T, H, G, n, out.device.units):
+        return Launch('attention', 'attention', T*H, (*args, out), defs)
     room = -(-n // 64)                                               # chunks
     partial = out.device.empty((T, room, H, E + 2))
     return [Launch('attention', 'attention_chunks', T*room*H, (*args, room, partial), defs),

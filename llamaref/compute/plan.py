@@ -101,8 +101,8 @@ def record(self:Device,
     finally: self._local.plan = None
 
 # %% ../../nbs/02_compute/03_plan.ipynb #a987b52e
-PAINT = {'matmul': '#2a9d6f', 'attention': '#e08e45', 'rms_norm': '#7b8fd4', 'rope': '#c9b458', 'get_rows': '#8d6e9e',
-         'set_rows': '#d48a9b', 'swiglu': '#6fb7c9', 'geglu': '#6fb7c9', 'add': '#b8bcc4'}
+PAINT = {'matmul': '#2a9d6f', 'attention': '#e08e45', 'rms_norm': '#7b8fd4', 'rope': '#c9b458',
+         'get_rows': '#8d6e9e', 'set_rows': '#d48a9b', 'swiglu': '#6fb7c9', 'geglu': '#6fb7c9', 'add': '#b8bcc4'}
 
 @patch
 def kinds(self:Plan)->dict: # name -> how many
@@ -112,14 +112,16 @@ def kinds(self:Plan)->dict: # name -> how many
     return out
 
 @patch
-def __repr__(self:Plan): return f"<plan: {len(self)} steps: {', '.join(f'{n} {op}' for op, n in self.kinds().items())}>"
+def __repr__(self:Plan):
+    return f"<plan: {len(self)} steps: {', '.join(f'{n} {op}' for op, n in self.kinds().items())}>"
 
 # %% ../../nbs/02_compute/03_plan.ipynb #c2ed44da
 @patch
 def _repr_html_(self:Plan):
-    box = lambda op, w: f'<span title="{escape(op)}" style="display:inline-block;width:{w}px;height:16px;margin:1px;background:{PAINT.get(op, "#dddddd")}"></span>'
-    strip = ''.join(box(s.op, 8) for s in self.steps)
-    key = ' &nbsp; '.join(f'{box(op, 8)} {n} {escape(op)}' for op, n in self.kinds().items())
+    css = 'display:inline-block;width:8px;height:16px;margin:1px;background:'
+    box = lambda op: f'<span title="{escape(op)}" style="{css}{PAINT.get(op, "#dddddd")}"></span>'
+    strip = ''.join(box(s.op) for s in self.steps)
+    key = ' &nbsp; '.join(f'{box(op)} {n} {escape(op)}' for op, n in self.kinds().items())
     return f'<div style="line-height:12px">{strip}</div><div style="font-size:85%">{key}</div>'
 
 # %% ../../nbs/02_compute/03_plan.ipynb #cba8977f
@@ -155,18 +157,26 @@ class Inputs:
 
 # %% ../../nbs/02_compute/03_plan.ipynb #43c92feb
 @patch
+def room(self:Inputs, name:str, a:np.ndarray)->np.ndarray: # where `a` goes
+    "The first rows of the staged array, as many as `a` has"
+    if name not in self.staged: raise DeviceError(f"no input {name!r}; there are: {', '.join(self.staged)}")
+    to = self.staged[name]
+    fits = a.ndim == to.ndim and a.shape[1:] == to.shape[1:] and len(a) <= len(to)
+    if not fits or not np.can_cast(a.dtype, to.dtype, 'same_kind'):
+        raise DeviceError(f"input {name}: got {a.dtype} {a.shape}, room for {to.dtype} {to.shape}")
+    return to[:len(a)]
+
+# %% ../../nbs/02_compute/03_plan.ipynb #58cc6be7
+@patch
 def send(self:Inputs,
          values:dict): # name -> array; one shorter along its first axis is fine
     "Put new numbers in and bring them over, in one transfer"
     if self.ticket is not None: self.ticket.wait(); self.ticket = None
     end = 0
     for name, a in values.items():
-        if name not in self.staged: raise DeviceError(f"no input {name!r}; there are: {', '.join(self.staged)}")
-        a, room = np.asarray(a), self.staged[name]
-        if a.shape[1:] != room.shape[1:] or a.ndim != room.ndim or len(a) > len(room) or not np.can_cast(a.dtype, room.dtype, 'same_kind'):
-            raise DeviceError(f"input {name}: got {a.dtype} {a.shape}, room for {room.dtype} {room.shape}")
-        room[:len(a)] = a
-        end = max(end, self.tensors[name].offset + a.size * room.itemsize)
+        a = np.asarray(a)
+        self.room(name, a)[...] = a
+        end = max(end, self.tensors[name].offset + a.size * self.staged[name].itemsize)
     if end: self.ticket = self.device._send(self.memory.block, self.host[:end])
 
 # %% ../../nbs/02_compute/03_plan.ipynb #cc3dded0
