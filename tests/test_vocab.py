@@ -421,8 +421,8 @@ def test_found_by_text(slot, text, caplog):
     assert getattr(told, slot) == 3
 
 def test_table_of_texts_is_the_spec():
-    rows = {'eot': '<|eot_id|> <|im_end|> <|end|> <end_of_turn> <|endoftext|> <|end_of_text|> <EOT> _<EOT> [EOT] '
-                   '<｜end▁of▁sentence｜> <end_of_utterance>',
+    rows = {'eot': '<|eot_id|> <|im_end|> <|end|> <end_of_turn> <|endoftext|> <|end_of_text|> <EOT> '
+                   '_<EOT> [EOT] <｜end▁of▁sentence｜> <end_of_utterance>',
             'fim_rep': '<|fim_repo|> <|repo_name|> <fim-repo> <REPO> <reponame>', 'fim_sep': '<|file_sep|>',
             'eom': '<|eom_id|>'}
     assert {k: FOUND_BY_TEXT[k] for k in rows} == rows
