@@ -123,7 +123,7 @@ def test_argmax_of_equals_nan_and_nothing(dev):
     x[1, [3, 17]] = 5; x[2, 0] = np.nan; x[2, 19] = -1e30; x[3] = np.nan
     same(run(dev, 'argmax', x), [0, 3, 19, 0])
 
-@pytest.mark.parametrize('T, V, k', [(1, 1, 1), (3, 63, 1), (5, 65, 40), (2, 65, 65), (1, 999, 99), (0, 9, 3)])
+@pytest.mark.parametrize('T, V, k', [(1, 1, 1), (3, 63, 1), (5, 65, 40), (2, 65, 65), (1, 999, 9), (0, 9, 3)])
 def test_top_k(dev, T, V, k):
     x = normal(T, V).round(1)
     values, ids = run(dev, 'top_k', x, k)
@@ -475,8 +475,9 @@ class Net:
         self.cap = C
 
     def inputs(self, T):
-        return Inputs(self.dev, {'ids': ((T,), 'i32'), 'cs': ((T, self.D//2, 2), 'f32'),
-                                 'write': ((T,), 'i32'), 'ranges': ((T, 2), 'i32'), 'cells': ((self.cap,), 'i32')})
+        shapes = {'ids': (T,), 'write': (T,), 'ranges': (T, 2), 'cells': (self.cap,)}
+        spec = {'cs': ((T, self.D//2, 2), 'f32')} | {n: (s, 'i32') for n, s in shapes.items()}
+        return Inputs(self.dev, spec)
 
     def forward(self, i):
         d, T = self.dev, i['ids'].shape[0]

@@ -102,7 +102,8 @@ def record(self:Device,
 
 # %% ../../nbs/02_compute/03_plan.ipynb #a987b52e
 PAINT = {'matmul': '#2a9d6f', 'attention': '#e08e45', 'rms_norm': '#7b8fd4', 'rope': '#c9b458',
-         'get_rows': '#8d6e9e', 'set_rows': '#d48a9b', 'swiglu': '#6fb7c9', 'geglu': '#6fb7c9', 'add': '#b8bcc4'}
+         'get_rows': '#8d6e9e', 'set_rows': '#d48a9b', 'swiglu': '#6fb7c9', 'geglu': '#6fb7c9',
+         'add': '#b8bcc4'}
 
 @patch
 def kinds(self:Plan)->dict: # name -> how many
