@@ -14,6 +14,8 @@ from llamaref.sampling.candidates import Candidates, order, rank
 from llamaref.sampling.chain import (SamplerChain, SamplingParams, gguf_sampling, params_of,
                                      samplers_from_letters, samplers_from_names)
 from llamaref.sampling.dry import Dry, all_heads, breaker_heads, suffix_matches
+from llamaref.sampling.infill import Infill, prefix_pairs
+from llamaref.sampling.mirostat import AdaptiveP, Mirostat, MirostatV2
 from llamaref.sampling.rng import RANDOM_SEED, Rng, to_f32, to_f64
 from llamaref.sampling.samplers import (Dist, Greedy, LogitBias, MinP, Penalties, Sampler, Temp, TempExt,
                                         TopK, TopNSigma, TopP, Typical, Xtc)
@@ -528,3 +530,106 @@ def test_breaker_heads(tiny):
     assert breaker_heads(tiny, '') == {} and breaker_heads(tiny, 'x' * 99) == breaker_heads(tiny, 'x' * 40)
     tails = breaker_heads(tiny, 'the')
     assert tails[tiny.encode('t')[0]] == [tuple(tiny.encode('he'))]
+
+# ---- samplers with a target ----
+
+@pytest.mark.parametrize('s,logits,ids,sizes', [
+    (MirostatV2(5., .1, 42), [3, 2, 1, 0, -1], '1 0 1 0 0 0 0 0', '5 5 5 5 5 5 5 5'),
+    (MirostatV2(1., .5, 42), [3, 2, 1, 0, -1], '0 1 0 0 1 0 0 0', '1 2 1 2 2 2 2 2'),
+    (Mirostat(1., .5, 42, 5, 100), [3, 2, 1, 0, -1], '1 0 0 1 0 0 0 0', '2 1 2 2 2 2 2 2'),
+    (MirostatV2(2., .2, 1), [3, 2, 1, 0, -1], '2 2 0 2 0 0', '3 3 2 3 2 3')], ids=repr)
+def test_mirostat_table(s, logits, ids, sizes):
+    for _ in range(2):
+        got = [(c.token, len(c)) for c in (s.apply(Candidates(logits)) for _ in ids.split())]
+        assert got == list(zip(map(int, ids.split()), map(int, sizes.split())))
+        s.reset()
+
+def test_adaptive_p_table():
+    s, picks, scores = AdaptiveP(.2, .5, 7), [], []
+    for _ in range(6):
+        c = s.apply(cands(.5, .3, .15, .05))
+        picks.append(c.token); scores.append(c.logits)
+        s.accept(c.token)
+    assert picks == [1, 2, 3, 1, 2, 1]
+    np.testing.assert_allclose(scores[0], [0, 4.166667, 4.761905, 3.333333], atol=1e-5)
+    np.testing.assert_allclose(scores[1], [-1.282053, 3.333333, 5, 4.166667], atol=1e-5)
+
+def test_adaptive_p_counts_only_what_was_selected_and_accepted():
+    s = AdaptiveP(.2, .5, 7)
+    c = s.apply(cands(.5, .3, .15, .05))
+    twin = s.clone()
+    s.accept((c.token + 1) % 4)
+    assert (s.ws, s.tw, s.pending) == (.4, 2., None)
+    twin.accept(c.token)
+    assert twin.tw == 2. and abs(twin.ws - (.3 + .5 * .4)) < 1e-6
+    twin.reset()
+    assert (twin.ws, twin.tw) == (.4, 2.) and AdaptiveP(.5, 7.).decay == .99
+
+TARGETS = {
+    'mirostat': lambda p, seed: Mirostat(p['tau'], p['eta'], seed, 0, p['m']),
+    'mirostat_v2': lambda p, seed: MirostatV2(p['tau'], p['eta'], seed),
+    'adaptive_p': lambda p, seed: AdaptiveP(p['target'], p['decay'], seed)}
+
+@pytest.mark.parametrize('kind', TARGETS)
+def test_draws_with_a_target(golden, arrays, kind):
+    cases = [c for c in golden['cases'] if c['kind'] == kind]
+    assert cases
+    for case in cases:
+        x = arrays['logits/' + case['input']]
+        for seed, want in case['tokens'].items():
+            links = [BUILD[k](**p) for k, p in case['chain']] + [TARGETS[kind](case['params'], int(seed))]
+            chain = SamplerChain(links)
+            assert [chain.sample(x) for _ in want] == want, (case['params'], case['input'], seed)
+
+def test_adaptive_p_recorded(golden, arrays):
+    for case in apply_cases(golden, ['adaptive_p']):
+        c = AdaptiveP(**case['params']).apply(Candidates(arrays['logits/' + case['input']]))
+        assert c.selected == case['selected']
+        np.testing.assert_allclose(c.logits, arrays[case['key'] + '/logits'], atol=1e-4)
+        np.testing.assert_allclose(c.probs, arrays[case['key'] + '/p'], atol=1e-5)
+
+ODD = [lambda: MirostatV2(1., .5, 3), lambda: Mirostat(1., .5, 3), lambda: AdaptiveP(.3, .9, 3)]
+
+@pytest.mark.parametrize('make', ODD)
+def test_targets_on_odd_rows(make):
+    for row in ([], [-np.inf] * 3):
+        with np.errstate(all='raise'): assert make().apply(Candidates(row)).token is None
+    with np.errstate(all='raise'):
+        assert make().apply(Candidates([2.])).token == 0
+        assert {make().apply(Candidates([-np.inf, 1, -np.inf, 1])).token for _ in range(9)} <= {1, 3}
+    s = make()
+    for _ in range(3): s.sample(WAVE)
+    twin = s.clone()
+    assert text(s, 9) == text(twin, 9)
+
+@pytest.mark.parametrize('changes,want,seed', [
+    (dict(mirostat=1, seed=4, repeat_penalty=2.), 'logits -> temp -> mirostat', 4),
+    (dict(mirostat=2, seed=4, logit_bias=[(1, 1.)]), 'logits -> logit-bias -> temp -> mirostat-v2', 4),
+    (dict(samplers='akp', seed=3), 'logits -> top-k -> top-p -> adaptive-p', 3)])
+def test_built_chains_with_a_target(changes, want, seed):
+    chain = Sampler.chain(changes)
+    assert repr(chain) == want and chain.seed == seed
+
+# ---- infill ----
+
+def test_infill_recorded(golden, arrays):
+    with GGUFFile(shared('models', 'stories260K.gguf')) as f: vocab = Vocab.from_gguf(f)
+    for case in apply_cases(golden, ['infill']):
+        x = arrays['logits/' + case['input']]
+        c = Infill(vocab).apply(Candidates(x))
+        assert len(c) == case['n_out']
+        assert c.ids.tolist() == arrays[case['key'] + '/ids'].tolist()
+        np.testing.assert_allclose(c.logits, arrays[case['key'] + '/logits'], atol=1e-5)
+
+def test_infill_on_a_whole_vocabulary(tiny):
+    x = np.random.default_rng(0).normal(0, 3, len(tiny)).astype(np.float32)
+    assert 1 <= len(Infill(tiny).apply(Candidates(x))) <= 6
+    assert Infill(tiny).apply(Candidates([])).size == 0
+    with pytest.raises(SamplingError, match='infill needs the vocabulary'): Sampler.chain(samplers='i')
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.binary(max_size=4).map(lambda b: bytes(o % 3 for o in b)), max_size=12))
+def test_prefix_pairs(pieces):
+    n = range(len(pieces))
+    want = [(i, j) for i in n for j in n if i != j and pieces[i] and pieces[j].startswith(pieces[i])]
+    assert prefix_pairs(pieces) == want
