@@ -24,7 +24,9 @@ def load(name):
     ('worst 2.1e-07', 'worst 8.4e-06'),
     ('a   b\n c', 'a b c'),
     ('opened /tmp/tmpab12/x.gguf', 'opened /tmp/tmpzz99/y.gguf'),
-    ('on cpu-haswell-AMD EPYC 7', 'on cpu-skylake-Intel Xeon'),
+    ('on cpu-haswell-AMD EPYC 7', 'on cpu-skylake-Intel(R) Xeon(R) Processor'),
+    ("('opencl:0', 'AMD EPYC, 8 units')", "('opencl:0', 'Intel(R) Xeon(R), 2 units')"),
+    ('429.38 ms per token, 2.33 tokens per second', '9.1 ms per token, 110.0 tokens per second'),
 ])
 def test_same_output(a, b): assert nbrun.same_text(a, b)
 

@@ -23,7 +23,8 @@ BLANK = [(re.compile(what, re.X), by) for what, by in (
     (r'(?:/[\w.+-]+)*/(?:tmp|T)/[\w./+-]+', '<temp>'),
     (re.escape(str(ROOT)), '<root>'),
     (r'\b20\d\d-\d\d-\d\d(?:[T\ ]\d\d:\d\d(?::\d\d(?:\.\d+)?)?)?', '<date>'),
-    (r'(?:cpu(?:-[\w-]+)?-)?\b(?:Intel|AMD|NVIDIA|Apple|ARM|Neoverse|Ampere)\b[^\n|,;\'")]*', '<device>'),
+    (r'(?:cpu(?:-[\w-]+)?-)?\b(?:Intel|AMD|NVIDIA|Apple|ARM|Neoverse)\b(?:\((?:R|TM)\)|[^\n|,;\'")])*', '<device>'),
+    (r'\b\d+\ (?:compute\ )?units|\bPortable\ Computing\ Language', '<device>'),
     (r'\b(?:pocl|PoCL|pthread)-[\w.-]+', '<device>'))]
 TOKEN = re.compile(r'[-+]?\d+\.\d*(?:e[-+]?\d+)?|[-+]?\d+e[-+]?\d+|[-+]?\d+|[^\W\d]+|\S')
 
@@ -81,7 +82,8 @@ def run(path):
     old, doc, t = read(path)['cells'], nbformat.read(path, as_version=4), time.time()
     for c in doc.cells:
         if re.search(r'^#\|\s*eval:\s*false', c.source, re.M): c.cell_type = 'raw'
-    client = NotebookClient(doc, timeout=600, kernel_name='python3', extra_arguments=['--log-level=40'],
+    client = NotebookClient(doc, timeout=600, kernel_name='python3', coalesce_streams=True,
+                            extra_arguments=['--log-level=40'],
                             resources={'metadata': {'path': str(path.parent)}})
     try: client.execute()
     except Exception as e: return time.time() - t, ANSI.sub('', str(e)) or repr(e), []
