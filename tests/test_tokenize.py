@@ -28,7 +28,8 @@ def run(capfdbinary, monkeypatch):
 def process(*words, stdin=b'', **env):
     "Run as a process of its own"
     p = subprocess.run([sys.executable, '-m', 'llamaref', 'tokenize', *words], input=stdin,
-                       capture_output=True, cwd=ROOT, env={'PATH': os.environ['PATH'], 'PYTHONPATH': str(ROOT), **env})
+                       capture_output=True, cwd=ROOT,
+                       env={'PATH': os.environ['PATH'], 'PYTHONPATH': str(ROOT), **env})
     return p.stdout, p.stderr.decode(), p.returncode
 
 # ---- the acceptance table

@@ -6,7 +6,7 @@
 __all__ = ['VISIBLE', 'HIDDEN', 'BYTE_CHAR', 'BYTE_TEXT', 'CHAR_BYTE', 'CONTRACTION', 'SPACES', 'PATTERNS', 'UPPER', 'LOWER',
            'FRONT', 'CASED', 'SIGNS', 'CASED_LETTERS', 'ASCII_PUNCT', 'ODD_SPACES', 'PRE_TABLE', 'ROWS',
            'PRE_TOKENIZERS', 'MAX_WORDS', 'MAX_WORD', 'SPACE', 'offer', 'merge', 'byte_encode', 'byte_decode',
-           'compiled', 'cut', 'PreTokenizer', 'pre_tokenizer', 'BPE', 'word_cutter']
+           'compiled', 'cut', 'PreTokenizer', 'pre_tokenizer', 'remember', 'BPE', 'word_cutter']
 
 # %% ../../nbs/01_files/04_bpe.ipynb #ca4d771e
 import re
@@ -193,8 +193,7 @@ class PreTokenizer:
     def split(self, text:str)->list[str]:
         "The words; together they are the text"
         words = [text] if text else []
-        for name in self.patterns:
-            words = [p for w in words for p in cut(name, w)]
+        for name in self.patterns: words = [p for w in words for p in cut(name, w)]
         return words
 
 # %% ../../nbs/01_files/04_bpe.ipynb #fab914d8
@@ -208,6 +207,34 @@ def pre_tokenizer(name:str)->PreTokenizer:
     known = ', '.join(sorted(PRE_TOKENIZERS))
     raise VocabError(f"unknown pre-tokenizer type: '{name}', known are {known}")
 
+# %% ../../nbs/01_files/04_bpe.ipynb #c377f999
+MAX_WORDS, MAX_WORD = 65536, 64   # entries of a memo; characters of one
+
+def remember(memo:dict, key, piece:str, value):
+    "Keep what became of a short piece"
+    if len(piece) > MAX_WORD: return
+    if len(memo) >= MAX_WORDS: memo.clear()
+    memo[key] = value
+
+# %% ../../nbs/01_files/04_bpe.ipynb #6a34396a
+@patch
+def split_with(self:PreTokenizer,
+               text:str,
+               memo:dict, # (pass, piece) -> words
+               k:int=0, # the pass to begin with
+              )->list[str]:
+    "As `split`, remembering what the passes after the first make of a piece"
+    pieces = cut(self.patterns[k], text)
+    if k + 1 == len(self.patterns): return pieces
+    words = []
+    for p in pieces:
+        done = memo.get((k + 1, p))
+        if done is None:
+            done = self.split_with(p, memo, k + 1)
+            remember(memo, (k + 1, p), p, done)
+        words += done
+    return words
+
 # %% ../../nbs/01_files/04_bpe.ipynb #ba8c50a5
 class BPE:
     "Text to token ids by byte-pair encoding"
@@ -218,7 +245,7 @@ class BPE:
         self.ids, self.pre, n = ids, pre, len(merges)
         self.ranks = dict(zip(reversed(merges), range(n - 1, -1, -1)))
         self.raw = 'E' in pre.flags   # UTF-8 as it is, spaces as ▁
-        self.cache, self.dropped = {}, 0
+        self.cache, self.memo, self.dropped = {}, {}, 0
 
     def rank(self, left:bytes, right:bytes)->int|None:
         "The place of a pair in the list of merges"
@@ -245,8 +272,6 @@ def emit(self:BPE, symbol:bytes)->list[int]:
     return found
 
 # %% ../../nbs/01_files/04_bpe.ipynb #0b5111c3
-MAX_WORDS, MAX_WORD = 65536, 64   # of the memory; characters
-
 @patch
 def word(self:BPE, word:str)->tuple[int, ...]:
     "The ids of one word"
@@ -255,9 +280,7 @@ def word(self:BPE, word:str)->tuple[int, ...]:
     whole = self.ids.get(b''.join(parts)) if take_whole else None
     if whole is not None: ids = (whole,)
     else: ids = tuple(i for s in merge(parts, self.rank) for i in self.emit(s))
-    if len(word) <= MAX_WORD:
-        if len(self.cache) >= MAX_WORDS: self.cache.clear()
-        self.cache[word] = ids
+    remember(self.cache, word, word, ids)
     return ids
 
 # %% ../../nbs/01_files/04_bpe.ipynb #91ee000a
@@ -276,8 +299,8 @@ SPACE = '\u2581'   # ▁
 @patch
 def words(self:BPE, text:str)->list[str]:
     "What is merged on its own; in the raw family with ▁ for spaces"
-    if not self.raw: return self.pre.split(text)
-    lines = self.pre.split(text.replace(' ', SPACE))
+    if not self.raw: return self.pre.split_with(text, self.memo)
+    lines = self.pre.split_with(text.replace(' ', SPACE), self.memo)
     return [w for line in lines for w in self.cut_spaces(line)]   # see below
 
 # %% ../../nbs/01_files/04_bpe.ipynb #5dd63afb

@@ -10,7 +10,7 @@ import re
 from collections.abc import Sequence
 
 from ..basics import patch
-from .bpe import MAX_WORD, MAX_WORDS, SPACE, merge, word_cutter
+from .bpe import SPACE, merge, remember, word_cutter
 from ..log import get_logger, warn_once
 
 # %% ../../nbs/01_files/05_spm.ipynb #b1f5b0ef
@@ -67,9 +67,7 @@ def words(self:SPM, text:str)->list[str]:
 def recall(self:SPM, w:str)->tuple[int, ...]:
     "The ids of a word, remembered if it is short"
     ids = self.word(w.encode())
-    if len(w) <= MAX_WORD:
-        if len(self.cache) >= MAX_WORDS: self.cache.clear()
-        self.cache[w] = ids
+    remember(self.cache, w, w, ids)
     return ids
 
 @patch

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['G', 'KIND_TEST', 'A', 'TYPES', 'KINDS', 'FIM', 'SLOTS', 'OTHER_NAME', 'FOUND_BY_TEXT', 'EOG_TEXTS', 'VISIBLE_TEXTS',
-           'JINA', 'SPECIAL', 'TIDY', 'fetch', 'Attr', 'read_attrs', 'check_length', 'read_tokens', 'text_ids', 'Kind',
+           'JINA', 'SPECIAL', 'TIDY', 'fetch', 'Attr', 'check_length', 'read_attrs', 'read_tokens', 'text_ids', 'Kind',
            'kind_of', 'Vocab', 'Claim', 'claim', 'clean_up', 'Utf8Stream']
 
 # %% ../../nbs/01_files/07_vocab.ipynb #225caf31
@@ -61,6 +61,12 @@ TYPES = np.array([A.UNDEFINED, A.NORMAL, A.UNKNOWN, A.CONTROL, A.USER_DEFINED, A
                   A.BYTE], np.uint16)   # 0, 1, 2… of the file
 
 # %% ../../nbs/01_files/07_vocab.ipynb #2cc1ba7a
+def check_length(name:str, v:Iterable, n:int):
+    "Refuse a list that leaves some tokens out"
+    if len(v) >= n: return
+    raise VocabError(f'{G}{name} has {len(v)} entries, but there are {n} tokens')
+
+# %% ../../nbs/01_files/07_vocab.ipynb #25886b7e
 def read_attrs(kv:dict, n:int)->np.ndarray: # uint16 (n,)
     "The flags of all tokens; a file without types has only ordinary ones"
     types = fetch(kv, G + 'token_type', 'ints')
@@ -69,12 +75,7 @@ def read_attrs(kv:dict, n:int)->np.ndarray: # uint16 (n,)
     known = (types[:n] >= 0) & (types[:n] < len(TYPES))
     return TYPES[np.where(known, types[:n], 0)]
 
-def check_length(name:str, v:Iterable, n:int):
-    "Refuse a list that leaves some tokens out"
-    if len(v) >= n: return
-    raise VocabError(f'{G}{name} has {len(v)} entries, but there are {n} tokens')
-
-# %% ../../nbs/01_files/07_vocab.ipynb #25886b7e
+# %% ../../nbs/01_files/07_vocab.ipynb #c07ef46d
 def read_tokens(kv:dict)->list[bytes]:
     "The text of every token; an empty one becomes `[EMPTY_<id>]`"
     texts = fetch(kv, G + 'tokens', 'texts')
@@ -82,6 +83,7 @@ def read_tokens(kv:dict)->list[bytes]:
     if b'' not in texts: return texts
     return [t or b'[EMPTY_%d]' % i for i, t in enumerate(texts)]
 
+# %% ../../nbs/01_files/07_vocab.ipynb #942e59f2
 def text_ids(texts:list)->dict[bytes, int]:
     "Token text -> id"
     ids = dict(zip(texts, range(len(texts))))
@@ -113,6 +115,7 @@ KINDS = {
     'bert': Kind('WPM', bos=101, unk=100, sep=102, pad=0, mask=103, add_bos=True, clean=True),
     'no_vocab': Kind('none'), 'none': Kind('none')}
 
+# %% ../../nbs/01_files/07_vocab.ipynb #76527f81
 def kind_of(kv:dict)->Kind:
     "By the name in the file"
     name = fetch(kv, G + 'model', 'str')
@@ -171,6 +174,7 @@ OTHER_NAME = {'unk': ['unknown'], 'sep': ['seperator'], 'pad': ['padding'],
               'fim_pre': ['fim_pre', 'prefix'],   # the newer name first
               'fim_suf': ['fim_suf', 'suffix'], 'fim_mid': ['fim_mid', 'middle']}
 
+# %% ../../nbs/01_files/07_vocab.ipynb #6d32fd8c
 @patch
 def read_special(self:Vocab):
     "Roles by the keys of the file, else by the kind; None is no such token"
@@ -230,6 +234,7 @@ def id_of(self:Vocab, text:str)->int|None:
     "The token with exactly this text"
     return self.ids.get(text.encode())
 
+# %% ../../nbs/01_files/07_vocab.ipynb #4f0e54eb
 @patch
 def mark_control(self:Vocab, id:int):
     "Make a token a control token, and say so if the file had it otherwise"
@@ -238,6 +243,7 @@ def mark_control(self:Vocab, id:int):
                      id, self.tokens[id])
     self.attrs[id] |= A.CONTROL
 
+# %% ../../nbs/01_files/07_vocab.ipynb #a8f90dc9
 @patch
 def find_special(self:Vocab):
     "Fill the roles that the file left open by known texts"
@@ -256,6 +262,7 @@ EOG_TEXTS = (
     '<end_of_utterance> <eos> <turn|> <|tool_response> <｜end▁of▁sentence｜> [e~[').split()
 VISIBLE_TEXTS = '<|channel|> <|message|> <|start|> <|constrain|>'.split()
 
+# %% ../../nbs/01_files/07_vocab.ipynb #213ab976
 @patch
 def find_eog(self:Vocab):
     "The ids that end a generation"
@@ -277,6 +284,7 @@ def spare(self:Vocab, text:str, attr:Attr):
     self.eog_ids.discard(self.id_of(text))
     self.attrs[self.id_of(text)] = attr
 
+# %% ../../nbs/01_files/07_vocab.ipynb #83772a70
 @patch
 def spare_eog(self:Vocab):
     "Tokens that only look like an end"
@@ -290,6 +298,7 @@ def spare_eog(self:Vocab):
     ids = sorted(self.eog_ids)
     self.log.info('ends of generation: %s', ', '.join(f'{i} {self.tokens[i]!r}' for i in ids))
 
+# %% ../../nbs/01_files/07_vocab.ipynb #b4067223
 @patch
 def is_eog(self:Vocab, id:int)->bool:
     "Does this token end a generation?"
@@ -314,6 +323,7 @@ def strip_left(self:Vocab, text:str):
     if (i := self.id_of(text)) is not None: self.attrs[i] |= A.LSTRIP
     else: self.log.warning('%s is not in the vocabulary, nothing to strip', text)
 
+# %% ../../nbs/01_files/07_vocab.ipynb #db162980
 @patch
 def strip_phi3(self:Vocab):
     "All special tokens of Phi-3 take the white space behind them, but for three"
@@ -338,6 +348,7 @@ class Claim:
     stop: int
     id: int
 
+# %% ../../nbs/01_files/07_vocab.ipynb #618b0d9f
 def claim(b:bytes, taken:bytearray, start:int, stop:int, attr:int, id:int)->Claim:
     "Take `start:stop` and the white space that goes with it"
     white = lambda i: b[i] in b' \t\n\v\f\r' and not taken[i]
@@ -346,7 +357,7 @@ def claim(b:bytes, taken:bytearray, start:int, stop:int, attr:int, id:int)->Clai
     taken[start:stop] = b'\1' * (stop - start)
     return Claim(start, stop, id)
 
-# %% ../../nbs/01_files/07_vocab.ipynb #618b0d9f
+# %% ../../nbs/01_files/07_vocab.ipynb #ec3ba74f
 @patch
 def finder(self:Vocab, parse_special:bool)->AhoCorasick:
     "Finds the special tokens that count; patterns are numbered in the order of service"
@@ -357,6 +368,7 @@ def finder(self:Vocab, parse_special:bool)->AhoCorasick:
         self.__dict__[key] = AhoCorasick([list(t) for t in texts])
     return self.__dict__[key]
 
+# %% ../../nbs/01_files/07_vocab.ipynb #496fde33
 @patch
 def claims(self:Vocab, b:bytes, parse_special:bool)->list[Claim]: # by place
     "The special tokens of a text: the longest first, and no byte twice"
@@ -392,6 +404,7 @@ def make_spm(self:Vocab)->SPM:
     check_length('scores', scores, self.n_tokens)
     return SPM(self.ids, scores.tolist(), self.unk)
 
+# %% ../../nbs/01_files/07_vocab.ipynb #249a6923
 @patch
 def make_bpe(self:Vocab)->BPE:
     "Merges from the file"
@@ -399,6 +412,7 @@ def make_bpe(self:Vocab)->BPE:
     if not merges: raise VocabError('cannot find tokenizer merges in model file')
     return BPE(self.ids, merges, self.pre)
 
+# %% ../../nbs/01_files/07_vocab.ipynb #ee9b5775
 @patch
 def make_wpm(self:Vocab)->WPM:
     "Two habits from the file"
@@ -413,6 +427,7 @@ def read_suppress(self:Vocab):
     ids = fetch(self.kv, G + 'suppress_tokens', 'ints', np.zeros(0, int))
     self.suppress_ids = [int(i) for i in ids if 0 <= i < self.n_tokens]
 
+# %% ../../nbs/01_files/07_vocab.ipynb #62e8a656
 @patch
 def find_newline(self:Vocab):
     "The token of a line break, the padding token if there is none"
@@ -431,6 +446,7 @@ def read(self:Vocab):
     self.find_special(); self.find_eog(); self.list_special(); self.find_strips()
     self.read_suppress(); self.find_newline()
 
+# %% ../../nbs/01_files/07_vocab.ipynb #eb69b8be
 @patch
 def __repr__(self:Vocab):
     pre = f' {self.pre.name}' if self.pre else ''

@@ -9,7 +9,7 @@ __all__ = ['CJK', 'WHITE', 'stands_alone', 'seen', 'Seen', 'WPM']
 import unicodedata
 
 from ..basics import patch
-from .bpe import MAX_WORD, MAX_WORDS, ODD_SPACES, SPACE
+from .bpe import ODD_SPACES, SPACE, remember
 from .utf8 import code_points
 
 # %% ../../nbs/01_files/06_wpm.ipynb #aaaae679
@@ -88,7 +88,6 @@ def encode(self:WPM,
         got = known(w)
         if got is None:
             got = self.word(w)
-            if len(self.cache) >= MAX_WORDS: self.cache.clear()
-            if len(w) <= MAX_WORD: self.cache[w] = got
+            remember(self.cache, w, w, got)
         ids += got
     return ids
