@@ -73,7 +73,7 @@ def wheel():
         if not sh(PY, '-m', 'build', '--outdir', tmp/'dist', tmp/'src', quiet=True): return False
         whl, = (tmp/'dist').glob('*.whl')
         bin = tmp/'env'/'bin'
-        pip = ('-m', 'pip', '--disable-pip-version-check', 'install', '--quiet')
+        pip = ('-m', 'pip', '--disable-pip-version-check', 'install', '-qq')
         if not (sh(PY, '-m', 'venv', tmp/'env') and sh(bin/'python', *pip, whl)): return False
         print(whl.name, f'{whl.stat().st_size/1e3:.0f} kB')
         model = ROOT/'tests'/'data'/'models'/'tiny-qwen3.gguf'

@@ -23,7 +23,7 @@ BLANK = [(re.compile(what, re.X), by) for what, by in (
     (r'(?:/[\w.+-]+)*/(?:tmp|T)/[\w./+-]+', '<temp>'),
     (re.escape(str(ROOT)), '<root>'),
     (r'\b20\d\d-\d\d-\d\d(?:[T\ ]\d\d:\d\d(?::\d\d(?:\.\d+)?)?)?', '<date>'),
-    (r'(?:cpu(?:-[\w-]+)?-)?\b(?:Intel|AMD|NVIDIA|Apple|ARM|Neoverse)\b(?:\((?:R|TM)\)|[^\n|,;\'")])*', '<device>'),
+    (r'(?:cpu-(?:[\w-]+-)?)?\b(?:Intel|AMD|NVIDIA|Apple|ARM)(?:\((?:R|TM)\)|[^\n|,;\'")])*', '<device>'),
     (r'\b\d+\ (?:compute\ )?units|\bPortable\ Computing\ Language', '<device>'),
     (r'\b(?:pocl|PoCL|pthread)-[\w.-]+', '<device>'))]
 TOKEN = re.compile(r'[-+]?\d+\.\d*(?:e[-+]?\d+)?|[-+]?\d+e[-+]?\d+|[-+]?\d+|[^\W\d]+|\S')
