@@ -58,7 +58,9 @@ typedef unsigned long long ulong;
 #define GLOBAL __global
 #define CONSTANT __constant
 #define LOCAL __local
+#ifndef RESTRICT      // -DRESTRICT= for a simulator that does not know the hint
 #define RESTRICT restrict
+#endif
 #define LID_0 ((int)get_local_id(0))
 #define LID_1 ((int)get_local_id(1))
 #define LID_2 ((int)get_local_id(2))

@@ -50,7 +50,8 @@ class OpenCLDevice(Device):
         self.context = cl.Context([d])
         self.queue = cl.CommandQueue(self.context, d)
         self.align = max(d.mem_base_addr_align // 8, 128)
-        self.programs, self.lock = {}, threading.Lock()
+        self.programs, self.lock, self.cold = {}, threading.Lock(), False
+        self.options = ['-cl-std=CL1.2'] + ['-DRESTRICT='] * ('Oclgrind' in d.platform.name)
 
     @classmethod
     def found(cls)->list:
@@ -136,11 +137,18 @@ def program(self:OpenCLDevice,
     with self.lock:
         if (file, defs) not in self.programs:
             t, p = time.perf_counter(), cl.Program(self.context, kernel_text(f'{file}.cl'))
-            try: p.build(['-cl-std=CL1.2', *defs], cache_dir=False)
+            try: p.build([*self.options, *defs], cache_dir=False)
             except cl.Error as e: raise DeviceError(f"{self.name}: {what}: {first_lines(e)}") from None
-            log.debug(f"built {what} in {time.perf_counter() - t:.2f} s")
             self.programs[file, defs] = p
+            self._tell(what, time.perf_counter() - t)
         return self.programs[file, defs]
+
+@patch
+def _tell(self:OpenCLDevice, what:str, seconds:float):
+    log.debug(f'built {what} in {seconds:.2f} s')
+    if seconds > .2 and not self.cold:
+        self.cold = True
+        log.info('compiling kernels for this machine; the next start will find them')
 
 def first_lines(e:Exception, n:int=12)->str:
     "The beginning of a build log"
@@ -183,11 +191,17 @@ def _replay(self:OpenCLDevice, calls:list): # of (kernel, grid)
     queue.flush()
 
 @patch
+def kernel(self:OpenCLDevice, l:Launch)->cl.Kernel:
+    "A new kernel object"
+    try: return cl.Kernel(self.program(l.file, l.defs), l.kernel)
+    except cl.Error as e: raise DeviceError(f"{self.name}: no kernel {l.kernel} in {l.file}.cl: {e}") from None
+
+@patch
 def run_now(self:OpenCLDevice, l:Launch):
     "Launch and wait"
     kernels = self._local.__dict__.setdefault('kernels', {})
     key = l.file, l.defs, l.kernel
-    if key not in kernels: kernels[key] = cl.Kernel(self.program(l.file, l.defs), l.kernel)
+    if key not in kernels: kernels[key] = self.kernel(l)
     self._replay([(self.bind(l, kernels[key]), self.grid(l))])
     self.sync()
 
@@ -201,7 +215,7 @@ def _issue(self:OpenCLDevice, o, outs, args):
     for l in got if isinstance(got, list) else [got]:
         if l.items == 0: continue
         if self.plan is None: self.run_now(l); continue
-        kernel = self.bind(l, cl.Kernel(self.program(l.file, l.defs), l.kernel))
+        kernel = self.bind(l, self.kernel(l))
         tensors = [a for a in l.args if isinstance(a, Tensor)]
         reads, writes = [t for t in tensors if id(t) in given], [t for t in tensors if id(t) not in given]
         self.plan.note(o.name, (kernel, self.grid(l)), reads, writes, f'{l.file}.cl:{l.kernel}')
