@@ -26,10 +26,13 @@ class Candidates:
     def __len__(self): return len(self.ids)
 
     @property
-    def size(self)->int: return len(self.ids)
+    def size(self)->int:
+        "How many are left"
+        return len(self.ids)
 
     @property
-    def token(self)->int|None: # the id selected, None before that
+    def token(self)->int|None:
+        "The id selected, None before that"
         chosen = 0 <= self.selected < len(self)
         return int(self.ids[self.selected]) if chosen else None
 

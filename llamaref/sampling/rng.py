@@ -49,8 +49,13 @@ class Rng:
         "One raw output"
         return int(self.bits.random_raw())
 
-    def f64(self)->float: return to_f64(self.raw(), self.raw())
-    def f32(self)->np.float32: return to_f32(self.raw())
+    def f64(self)->float:
+        "A double from two outputs"
+        return to_f64(self.raw(), self.raw())
+
+    def f32(self)->np.float32:
+        "A float32 from one output"
+        return to_f32(self.raw())
 
 # %% ../../nbs/07_sampling/00_rng.ipynb #ad773e02
 def pick(p:np.ndarray, # weights (n,), at least one above 0

@@ -34,13 +34,15 @@ class Sampler:
         if not self.off and len(c): self.change(c)
         return c
 
-    def change(self, c): pass
-    def accept(self, token): pass
-    def reset(self): pass
+    def change(self, c): "What this kind does to candidates"
+    def accept(self, token): "Learn that a token is now part of the text"
+    def reset(self): "Set up what changes while sampling"
     def __post_init__(self): self.reset()
 
     @property
-    def name(self)->str: return '?' * bool(self.off) + self.kind
+    def name(self)->str:
+        "The kind, with a question mark in front when off"
+        return '?' * bool(self.off) + self.kind
 
 # %% ../../nbs/07_sampling/02_samplers.ipynb #2eed2960
 @patch
