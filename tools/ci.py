@@ -9,12 +9,12 @@ PY = sys.executable
 BIN = pathlib.Path(PY).parent
 
 def sh(*args, cwd=ROOT, env=None, quiet=False):
-    "Run a command; True if it succeeded. With `quiet` its output is shown only if it did not"
+    "Run a command; True if it succeeded. With `quiet` the end of its output is shown, and only if it did not"
     sys.stdout.flush()
     pipe = {'stdout': subprocess.PIPE, 'stderr': subprocess.STDOUT, 'text': True} if quiet else {}
     p = subprocess.run([str(a) for a in args], cwd=cwd, env={**os.environ, **(env or {})},
                        stdin=subprocess.DEVNULL, **pipe)
-    if quiet and p.returncode: print(p.stdout)
+    if quiet and p.returncode: print(p.stdout[-1500:])
     return p.returncode == 0
 
 def check(): return sh(PY, 'tools/nbcheck.py')
@@ -37,7 +37,7 @@ def stumbles():
         try: FilterDefaults()(read_nb(p))
         except Exception as e:
             cause = e.__cause__ or e
-            print(f'{p.relative_to(ROOT)}: {" ".join(str(e).split())[-160:]}')
+            print(f'{p.relative_to(ROOT)}: {" ".join(str(e).split())[:160]}')
             print(f'    {type(cause).__name__}: {cause}')
 
 def docs():
