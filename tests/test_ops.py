@@ -546,6 +546,17 @@ def test_a_plan_outlives_its_tensors(dev):
     same(y.numpy(), want)
     assert len(junk) == 20
 
+def test_kernels_of_a_plan_that_is_gone_are_used_again(ocl):
+    import gc
+    def made():
+        with ocl.record() as plan:
+            x = ocl.upload(normal(1, 8))
+            for _ in range(20): x = ocl.softcap(x, 3.)
+        return {c[0].int_ptr for c in plan.calls}
+    first = made(); gc.collect()
+    assert len(first) == 20 and made() <= first | {k.int_ptr for k in ocl.spare['elementwise', (), 'softcap']}
+    assert len(ocl.spare['elementwise', (), 'softcap']) < 30
+
 def test_an_error_while_recording_leaves_the_device_usable(dev):
     x = dev.upload(normal(2, 8))
     with pytest.raises(DeviceError):

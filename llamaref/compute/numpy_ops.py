@@ -84,6 +84,9 @@ def _replay(self:NumpyDevice, calls:list):
     for call in calls: call()
 
 @patch
+def _retire(self:NumpyDevice, calls:list): pass
+
+@patch
 def _send(self:NumpyDevice, block, raw:np.ndarray): block[:len(raw)] = raw
 
 # %% ../../nbs/02_compute/01_numpy_ops.ipynb #e2a37cc0

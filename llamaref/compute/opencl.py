@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['log', 'PER_UNIT', 'PLAIN', 'LAUNCHES', 'cl_devices', 'describe', 'OpenCLDevice', 'Block', 'kernel_text',
-           'first_lines', 'Launch', 'launches', 'rows_of', 'elementwise', 'get_rows', 'matmul', 'rms_norm', 'rope',
-           'rope_cells', 'set_rows', 'copy', 'softmax', 'argmax', 'top_k', 'split', 'attention']
+           'first_lines', 'Launch', 'Remembered', 'launches', 'rows_of', 'elementwise', 'get_rows', 'matmul',
+           'rms_norm', 'rope', 'rope_cells', 'set_rows', 'copy', 'softmax', 'argmax', 'top_k', 'split', 'attention']
 
 # %% ../../nbs/02_compute/02_opencl.ipynb #5f573dd0
 import re, threading, time
@@ -15,6 +15,8 @@ from pathlib import Path
 
 import numpy as np
 import pyopencl as cl
+from pyopencl import invoker
+from pytools.persistent_dict import WriteOncePersistentDict
 
 import llamaref.compute.numpy_ops   # noqa: F401  gives every device its operations
 from ..basics import patch
@@ -51,6 +53,7 @@ class OpenCLDevice(Device):
         self.queue = cl.CommandQueue(self.context, d)
         self.align = max(d.mem_base_addr_align // 8, 128)
         self.programs, self.lock, self.cold = {}, threading.Lock(), False
+        self.spare = {}   # kernel objects that nobody uses
         self.options = ['-cl-std=CL1.2'] + ['-DRESTRICT='] * ('Oclgrind' in d.platform.name)
 
     @classmethod
@@ -184,28 +187,39 @@ def bind(self:OpenCLDevice, l:Launch, k:cl.Kernel)->cl.Kernel:
 
 # %% ../../nbs/02_compute/02_opencl.ipynb #576e2ed8
 @patch
-def _replay(self:OpenCLDevice, calls:list): # of (kernel, grid)
-    "Put the launches into the queue"
-    enqueue, queue, one = cl.enqueue_nd_range_kernel, self.queue, (1,)
-    for kernel, grid in calls: enqueue(queue, kernel, grid, one)
-    queue.flush()
+def prepare(self:OpenCLDevice, l:Launch)->tuple: # (kernel, grid, list of spare kernels)
+    "A kernel object for this launch alone, its arguments set"
+    spare = self.spare.setdefault((l.file, l.defs, l.kernel), [])
+    try: kernel = spare.pop()
+    except IndexError: kernel = cl.Kernel(self.program(l.file, l.defs), l.kernel)
+    return self.bind(l, kernel), self.grid(l), spare
 
 @patch
-def kernel(self:OpenCLDevice, l:Launch)->cl.Kernel:
-    "A new kernel object"
-    try: return cl.Kernel(self.program(l.file, l.defs), l.kernel)
-    except cl.Error as e: raise DeviceError(f"{self.name}: no kernel {l.kernel} in {l.file}.cl: {e}") from None
+def _retire(self:OpenCLDevice, calls:list):
+    "These launches will not come again"
+    for kernel, _, spare in calls: spare.append(kernel)
 
-@patch
-def run_now(self:OpenCLDevice, l:Launch):
-    "Launch and wait"
-    kernels = self._local.__dict__.setdefault('kernels', {})
-    key = l.file, l.defs, l.kernel
-    if key not in kernels: kernels[key] = self.kernel(l)
-    self._replay([(self.bind(l, kernels[key]), self.grid(l))])
-    self.sync()
+# %% ../../nbs/02_compute/02_opencl.ipynb #f860364d
+class Remembered:
+    "A dictionary in front of a slower one"
+    def __init__(self, below): self.below, self.seen = below, {}
+    def __getattr__(self, name): return getattr(self.below, name)
+    def __getitem__(self, key):
+        if key not in self.seen: self.seen[key] = self.below[key]
+        return self.seen[key]
+
+if isinstance(getattr(invoker, 'invoker_cache', None), WriteOncePersistentDict):
+    invoker.invoker_cache = Remembered(invoker.invoker_cache)
 
 # %% ../../nbs/02_compute/02_opencl.ipynb #0b029de5
+@patch
+def _replay(self:OpenCLDevice, calls:list): # from `prepare`
+    "Put the launches into the queue"
+    enqueue, queue, one = cl.enqueue_nd_range_kernel, self.queue, (1,)
+    for kernel, grid, _ in calls: enqueue(queue, kernel, grid, one)
+    queue.flush()
+
+# %% ../../nbs/02_compute/02_opencl.ipynb #0e3bb80d
 @patch
 def _issue(self:OpenCLDevice, o, outs, args):
     "Describe the operation; run it to its end, or note it in the plan"
@@ -214,11 +228,11 @@ def _issue(self:OpenCLDevice, o, outs, args):
     given = {id(a) for n, a in args.items() if n not in o.writes}
     for l in got if isinstance(got, list) else [got]:
         if l.items == 0: continue
-        if self.plan is None: self.run_now(l); continue
-        kernel = self.bind(l, self.kernel(l))
+        call = self.prepare(l)
+        if self.plan is None: self._replay([call]); self.sync(); self._retire([call]); continue
         tensors = [a for a in l.args if isinstance(a, Tensor)]
         reads, writes = [t for t in tensors if id(t) in given], [t for t in tensors if id(t) not in given]
-        self.plan.note(o.name, (kernel, self.grid(l)), reads, writes, f'{l.file}.cl:{l.kernel}')
+        self.plan.note(o.name, call, reads, writes, f'{l.file}.cl:{l.kernel}')
 
 # %% ../../nbs/02_compute/02_opencl.ipynb #03f25001
 @patch

@@ -86,7 +86,7 @@ class Plan:
         self.device._not_recording('run()')
         self.device._replay(self.calls)
 
-    def __del__(self): self.device.sync()   # before its memory goes
+    def __del__(self): self.device.sync(); self.device._retire(self.calls)   # before its memory goes
 
 # %% ../../nbs/02_compute/03_plan.ipynb #94e9e23b
 @patch
