@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..basics import Table, patch
+from ..basics import patch
 from ..compute.plan import Arena, Inputs
 from .batch import Batch, check_batch, output_row, output_slots, split_equal, split_simple
 from .model import Model

@@ -21,7 +21,7 @@ from .bpe import BPE, SPACE, byte_decode, pre_tokenizer
 from .spm import SPM
 from .utf8 import Pieces, Utf8Stream, utf8_bytes
 from .wpm import WPM
-from ..log import get_logger
+from ..log import TRACE, get_logger
 from ..trie import AhoCorasick
 
 # %% ../../nbs/01_files/07_vocab.ipynb #172e7536
@@ -296,7 +296,7 @@ def spare_eog(self:Vocab):
     if ends('</s>') and other:
         self.spare('</s>', A.NORMAL)
     ids = sorted(self.eog_ids)
-    self.log.info('ends of generation: %s', ', '.join(f'{i} {self.tokens[i]!r}' for i in ids))
+    self.log.log(TRACE, 'ends of generation: %s', ', '.join(f'{i} {self.tokens[i]!r}' for i in ids))
 
 # %% ../../nbs/01_files/07_vocab.ipynb #b4067223
 @patch

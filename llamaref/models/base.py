@@ -8,19 +8,19 @@ __all__ = ['ARCHS', 'Hparams', 'per_layer', 'check_size', 'read_real', 'read_hpa
 
 # %% ../../nbs/05_models/00_base.ipynb #9882085a
 import importlib, pkgutil
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
 from ..basics import Table, patch
 from ..compute.device import Device, Tensor
-from ..errors import GGUFError, ModelError
+from ..errors import ModelError
 from ..files.gguf import GGUFFile
 from ..files.quants import dequantize
 from ..layers.attention import KV, Attention
 from ..layers.ffn import GatedFFN
 from ..layers.linear import Linear, RMSNorm
-from ..layers.rope import Rope, magnitude, rope_table
+from ..layers.rope import magnitude, rope_table
 from ..memory.kv import LayerKV
 
 # %% ../../nbs/05_models/00_base.ipynb #f480ea27
@@ -90,6 +90,7 @@ def read_hparams(gguf:GGUFFile)->Hparams:
 
 # %% ../../nbs/05_models/00_base.ipynb #ac6b64a2
 def _n_vocab(gguf):
+    "As many tokens as the embedding has rows"
     return check_size(gguf, 'rows of token_embd.weight', gguf.tensor('token_embd.weight').shape[0])
 
 # %% ../../nbs/05_models/00_base.ipynb #64362294
@@ -187,10 +188,21 @@ class Decoder:
         self.ropes = {} # name -> Rope: the tables a step brings along
         self.build(gguf, w, hp)
 
-    def rope_of(self, i)->str: return 'rope' # which table layer `i` turns by
-    def window_of(self, i)->int: return 0 # positions that layer `i` sees; 0 is all
-    def embed(self, step:Step)->Tensor: return step.tokens.device.get_rows(self.embd, step.tokens) # (T, n_embd)
-    def head(self, h:Tensor)->Tensor: return self.output(h) # (n_out, n_embd) -> (n_out, n_vocab)
+    def rope_of(self, i)->str:
+        "Which table layer `i` turns by"
+        return 'rope'
+
+    def window_of(self, i)->int:
+        "How many positions layer `i` sees; 0 is all"
+        return 0
+
+    def embed(self, step:Step)->Tensor: # (T, n_embd)
+        "Rows of the embedding"
+        return step.tokens.device.get_rows(self.embd, step.tokens)
+
+    def head(self, h:Tensor)->Tensor: # (n_out, n_embd) -> (n_out, n_vocab)
+        "Logits of hidden rows"
+        return self.output(h)
 
 # %% ../../nbs/05_models/00_base.ipynb #cfd1680a
 @patch

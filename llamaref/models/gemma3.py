@@ -10,6 +10,7 @@ import math
 from dataclasses import dataclass, replace
 
 from ..basics import patch
+from ..compute.device import Tensor
 from ..errors import ModelError
 from ..layers.attention import Attention
 from ..layers.ffn import GatedFFN
@@ -74,7 +75,7 @@ def block(self:Gemma3, i, w, hp)->GemmaBlock:
 
 # %% ../../nbs/05_models/04_gemma3.ipynb #30efbcf5
 @patch
-def forward(self:Gemma3, step)->'Tensor': # (n_out, n_embd) f32, normed; None if n_out is 0
+def forward(self:Gemma3, step)->Tensor: # (n_out, n_embd) f32, normed; None if n_out is 0
     "From token ids to the hidden rows that the head reads"
     x = self.embed(step)
     dev = x.device
@@ -91,7 +92,7 @@ def forward(self:Gemma3, step)->'Tensor': # (n_out, n_embd) f32, normed; None if
 
 # %% ../../nbs/05_models/04_gemma3.ipynb #c6943a92
 @patch
-def head(self:Gemma3, h)->'Tensor': # (n_out, n_vocab)
+def head(self:Gemma3, h)->Tensor: # (n_out, n_vocab)
     "Logits, capped if the file says so"
     y = self.output(h)
     return y.device.softcap(y, self.cap) if self.cap else y

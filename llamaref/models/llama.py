@@ -9,6 +9,7 @@ __all__ = ['Block', 'Llama']
 from dataclasses import dataclass
 
 from ..basics import patch
+from ..compute.device import Tensor
 from ..errors import ModelError
 from ..layers.attention import Attention
 from ..layers.ffn import GatedFFN
@@ -59,7 +60,7 @@ def block(self:Llama, i, w, hp)->Block:
 
 # %% ../../nbs/05_models/01_llama.ipynb #3fecb668
 @patch
-def forward(self:Llama, step)->'Tensor': # (n_out, n_embd) f32, normed; None if n_out is 0
+def forward(self:Llama, step)->Tensor: # (n_out, n_embd) f32, normed; None if n_out is 0
     "From token ids to the hidden rows that the head reads"
     x = self.embed(step)                                              # (T, n_embd)
     for i, b in enumerate(self.blocks):

@@ -13,7 +13,7 @@ import importlib, os, platform, sys
 import llamaref as lr
 from ..errors import LlamarefError, OptionError
 from ..flags import TABLE, parse_args
-from ..log import get_logger, setup_logging
+from ..log import TRACE, get_logger, setup_logging
 from ..options import bash_words, help_text
 
 log = get_logger('programs')
@@ -131,7 +131,7 @@ def new_sampler(model, opts, prompt:list=()): # -> Sampler
     params = sampling_params(opts, gguf_sampling(model.gguf.kv))
     sampler = lr.Sampler.chain(params, model.vocab)
     for token in prompt: sampler.accept(token)
-    log.info('sampler seed: %d\nsampler chain: %s', sampler.seed, sampler)
+    log.log(TRACE, 'sampler seed: %d\nsampler chain: %s', sampler.seed, sampler)
     return sampler
 
 # %% ../../nbs/12_programs/00_main.ipynb #c565792a
