@@ -23,7 +23,7 @@ def notebooks(): return sh(PY, 'tools/nbrun.py')
 
 def tests():
     workers = str(min(4, os.cpu_count() or 1))
-    return sh(PY, '-m', 'pytest', 'tests', '-q', '-rfEs', '-p', 'no:cacheprovider',
+    return sh(PY, '-m', 'pytest', 'tests', '-q', '-rfEs', '--durations=8', '-p', 'no:cacheprovider',
               '-n', workers, '--dist', 'loadfile')
 
 def stumbles():
