@@ -56,7 +56,7 @@ def docs():
     if fresh != readme:
         (ROOT/'README.md').write_text(fresh, encoding='utf-8')
         print('README.md was not what nbs/index.ipynb says; it has been written anew: commit it')
-        return False
+        return ok and sys.argv[1:] == ['docs']      # fine for who asked for the site, not for CI
     print('README.md is what nbs/index.ipynb says')
     return ok
 
