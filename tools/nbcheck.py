@@ -146,7 +146,9 @@ def check_sidebar():
         if x not in got: yield f'nbs/sidebar.yml: {x} is missing'
     for x in got:
         if x not in want: yield f'nbs/sidebar.yml: {x} does not exist'
-    if set(got) == set(want) and got != want: yield 'nbs/sidebar.yml: not in the order of the file names'
+    for x in set(got):
+        if got.count(x) > 1: yield f'nbs/sidebar.yml: {x} stands there twice'
+    if sorted(got) == sorted(want) and got != want: yield 'nbs/sidebar.yml: not in the order of the file names'
 
 # ---- imports
 
