@@ -21,7 +21,10 @@ def ctx(model): return lr.Context(model, n_ctx=256, n_seq_max=3)
 
 IDS = list(range(40, 60))
 
-def same(a, b, device): (np.testing.assert_array_equal if device.name.startswith('opencl') else lambda x, y: np.testing.assert_allclose(x, y, atol=1e-4))(a, b)
+def same(a, b, device):
+    "Equal: to the bit on the compiled device, to rounding on numpy"
+    if device.name.startswith('opencl'): np.testing.assert_array_equal(a, b)
+    else: np.testing.assert_allclose(a, b, atol=1e-4)
 
 def test_rows_of_flagged_positions_only(ctx):
     b = lr.Batch()
@@ -30,7 +33,7 @@ def test_rows_of_flagged_positions_only(ctx):
     assert out.logits.shape == (2, ctx.model.n_vocab)
     np.testing.assert_array_equal(out.row(-1), out.row(4))
     np.testing.assert_array_equal(out.row(-2), out.row(2))
-    for i, said in ((0, r'batch.logits\[0\] != true'), (3, r'batch.logits\[3\] != true'), (5, 'row 5'), (-3, 'output -3')):
+    for i, said in ((0, r'logits\[0\] != true'), (3, r'logits\[3\] != true'), (5, 'row 5'), (-3, 'output -3')):
         with pytest.raises(ContextError, match=said): out.row(i)
 
 def test_all_last_none(ctx):
@@ -46,7 +49,9 @@ def test_positions_continue_and_pieces_equal_the_whole(ctx, device):
 
 def test_ubatches_equal_one_batch(model, device):
     whole = lr.Context(model, n_ctx=256).decode(IDS, logits='all').logits
-    for n in (1, 7, 16): same(lr.Context(model, n_ctx=256, n_ubatch=n).decode(IDS, logits='all').logits, whole, device)
+    for n in (1, 7, 16):
+        pieces = lr.Context(model, n_ctx=256, n_ubatch=n)
+        same(pieces.decode(IDS, logits='all').logits, whole, device)
 
 @pytest.mark.parametrize('unified', [True, False])
 def test_interleaved_sequences_come_back_in_batch_order(model, device, unified):
@@ -70,11 +75,11 @@ def test_fork_continues_like_the_original(ctx, device):
 def state(ctx): return [(ctx.memory.seq_pos_min(s), ctx.memory.seq_pos_max(s)) for s in range(ctx.n_seq_max)]
 
 @pytest.mark.parametrize('batch, code, said', [
-    ([], -1, 'empty'), ([10**6], -1, 'token'), ([-1], -1, 'token'), (list(range(100)) * 3, 1, 'no memory slot')])
+    ([], -1, 'empty'), ([10**6], -1, 'token'), ([-1], -1, 'token'), ([5] * 300, 1, 'no memory slot')])
 def test_refusals_change_nothing(ctx, batch, code, said):
     ctx.decode(IDS)
     before = state(ctx)
-    with pytest.raises(ContextError) as e: ctx.decode([t % ctx.model.n_vocab for t in batch] if code == 1 else batch)
+    with pytest.raises(ContextError) as e: ctx.decode(batch)
     assert e.value.code == code and said in str(e.value)
     assert state(ctx) == before
 
@@ -109,7 +114,8 @@ def test_an_interrupt_leaves_the_context_usable(model):
 def test_eager_equals_replay_bit_for_bit(model):
     a, b = lr.Context(model, n_ctx=256), lr.Context(model, n_ctx=256)
     for ids in (IDS, [3], [4], IDS[:5]):
-        np.testing.assert_array_equal(a.decode(ids, logits='all').logits, b.decode(ids, logits='all', tap=lambda *a: None).logits)
+        eager = b.decode(ids, logits='all', tap=lambda *a: None).logits
+        np.testing.assert_array_equal(a.decode(ids, logits='all').logits, eager)
 
 def test_many_shapes_do_not_pile_up(model):
     ctx = lr.Context(model, n_ctx=256)
@@ -137,7 +143,8 @@ def test_two_contexts_in_two_threads(model):
     for t in threads: t.join()
     for k in range(2): np.testing.assert_array_equal(got[k], want)
 
-@pytest.mark.parametrize('pooling, pick', [('mean', lambda h: h.mean(0)), ('cls', lambda h: h[0]), ('last', lambda h: h[-1])])
+@pytest.mark.parametrize('pooling, pick', [
+    ('mean', lambda h: h.mean(0)), ('cls', lambda h: h[0]), ('last', lambda h: h[-1])])
 def test_pooling_of_two_sequences(model, pooling, pick):
     rows = lr.Context(model, n_ctx=256, n_seq_max=2, embeddings=True)
     b = lr.Batch()
@@ -150,8 +157,8 @@ def test_pooling_of_two_sequences(model, pooling, pick):
     for s in (0, 1): np.testing.assert_allclose(out.embeddings[s], pick(h.embeddings[1 - s::2]), atol=1e-5)
     with pytest.raises(ContextError, match='embeddings=True'): out.logits
 
-@pytest.mark.parametrize('kw', [dict(n_ctx=-1), dict(n_batch=0), dict(n_seq_max=0), dict(n_seq_max=257), dict(type_k='q4_0'),
-                                dict(pooling='rank'), dict(n_ubatch=0), dict(n_outputs_max=-1)])
+@pytest.mark.parametrize('kw', [
+    dict(n_ctx=-1), dict(n_batch=0), dict(n_seq_max=0), dict(n_seq_max=257), dict(type_k='q4_0'), dict(pooling='rank'), dict(n_ubatch=0), dict(n_outputs_max=-1)])
 def test_senseless_settings_are_named(model, kw):
     with pytest.raises(ContextError, match=next(iter(kw))): lr.Context(model, **{'n_ctx': 256, **kw})
 
@@ -180,4 +187,5 @@ def test_overrides_and_vocab_only():
     with pytest.raises(ContextError, match='vocab_only'): lr.Context(v)
 
 def test_act_quant_is_refused_until_built():
-    with pytest.raises(ModelError, match="act_quant 'q8'"): lr.load(data('models', 'rnd-qwen3.gguf'), act_quant='q8')
+    with pytest.raises(ModelError, match="act_quant 'q8'"):
+        lr.load(data('models', 'rnd-qwen3.gguf'), act_quant='q8')

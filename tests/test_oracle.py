@@ -11,8 +11,8 @@ from conftest import data
 pytest.importorskip('xllamacpp', reason='llama.cpp is not installed (extra `oracle`)')
 pytestmark = pytest.mark.oracle
 
-PROMPTS = ['<|im_start|>user\nWhat is 12 + 30?<|im_end|>\n<|im_start|>assistant\n', 'One day a small bird found a',
-           'The red fox sees the green bird and the red fox', '{"name": "']
+PROMPTS = ['<|im_start|>user\nWhat is 12 + 30?<|im_end|>\n<|im_start|>assistant\n',
+           'One day a small bird found a', 'The red fox sees the green bird and the red fox', '{"name": "']
 
 @pytest.fixture(scope='module')
 def peer():
@@ -20,18 +20,22 @@ def peer():
     with Peer(str(data('models', 'tiny-qwen3.gguf')), 512, 1) as p: yield p
 
 @pytest.fixture(scope='module')
-def ctx(): return lr.Context(lr.load(data('models', 'tiny-qwen3.gguf')), n_ctx=512, type_k='f16', type_v='f16')
+def ctx():
+    return lr.Context(lr.load(data('models', 'tiny-qwen3.gguf')), n_ctx=512, type_k='f16', type_v='f16')
 
 def ask(peer, path, **body):
-    r = urllib.request.Request(peer.address + path, json.dumps(body).encode(), {'Content-Type': 'application/json'})
+    head = {'Content-Type': 'application/json'}
+    r = urllib.request.Request(peer.address + path, json.dumps(body).encode(), head)
     with urllib.request.urlopen(r, timeout=60) as answer: return json.load(answer)
 
-@pytest.mark.parametrize('text', PROMPTS + ['', ' ', 'naïve café 🙂\n\n\ttabs', '<think>x</think><|unused|>'])
+@pytest.mark.parametrize('text', [
+    *PROMPTS, '', ' ', 'naïve café 🙂\n\n\ttabs', '<think>x</think><|unused|>'])
 @pytest.mark.parametrize('special', [True, False])
 def test_tokens(peer, ctx, text, special):
     want = ask(peer, '/tokenize', content=text, parse_special=special, add_special=True)['tokens']
     assert ctx.model.vocab.encode(text, parse_special=special) == want
-    assert ask(peer, '/detokenize', tokens=want)['content'] == b''.join(map(ctx.model.vocab.piece, want)).decode()
+    back = b''.join(map(ctx.model.vocab.piece, want)).decode()
+    assert ask(peer, '/detokenize', tokens=want)['content'] == back
 
 def log_softmax(x):
     x = x.astype(np.float64) - x.max()
@@ -39,9 +43,10 @@ def log_softmax(x):
 
 @pytest.mark.parametrize('text', PROMPTS)
 def test_greedy_ids_and_probabilities(peer, ctx, text):
-    "Both sides keep keys as halves; the README of the golden data allows 2e-2 there, and ids only count where no tie is near"
+    "Both sides keep keys as halves, which costs up to 2e-2; ids only count where no tie is near"
     ids = ctx.model.vocab.encode(text, parse_special=True)
-    got = ask(peer, '/completion', prompt=ids, n_predict=32, temperature=0, n_probs=5, ignore_eos=True, cache_prompt=False)
+    got = ask(peer, '/completion', prompt=ids, n_predict=32, temperature=0, n_probs=5, ignore_eos=True,
+              cache_prompt=False)
     ctx.memory.clear()
     row, seen = ctx.decode(ids).row(-1), 0
     eog = sorted(ctx.model.vocab.eog_ids)

@@ -1,4 +1,4 @@
-"Logits and greedy tokens against llama.cpp's own, recorded (tests/data/golden) and live (the xllamacpp wheel)"
+"Logits and greedy tokens against llama.cpp's own, recorded in tests/data/golden"
 import json
 
 import numpy as np
@@ -18,12 +18,14 @@ def device(request):
 
 def gold(name): return np.load(data('golden', f'rnd-{name}.npz'))
 
-def context(name, device, **kw): return lr.Context(lr.load(data('models', f'rnd-{name}.gguf'), device), n_ctx=256, **kw)
+def context(name, device, **kw):
+    return lr.Context(lr.load(data('models', f'rnd-{name}.gguf'), device), n_ctx=256, **kw)
 
 def read(ctx, ids, n):
     "Logits of every position, the text read n tokens at a time"
     ctx.memory.clear()
-    return np.concatenate([ctx.decode(ids[i:i+n].tolist(), logits='all').logits for i in range(0, len(ids), n)])
+    pieces = [ids[i:i+n].tolist() for i in range(0, len(ids), n)]
+    return np.concatenate([ctx.decode(p, logits='all').logits for p in pieces])
 
 @pytest.mark.parametrize('name', RND)
 def test_logits_of_every_position(name, device):
@@ -54,7 +56,8 @@ def first_difference(model_path, golden, device, tol):
     "Name of the first layer whose input differs from the recorded one, or None"
     seen = []
     ctx = lr.Context(lr.load(model_path, device), n_ctx=256)
-    ctx.decode(golden['p0_ids'].tolist(), logits='all', tap=lambda name, i, x: seen.append((f'{name} {i}', x.numpy())))
+    tap = lambda name, i, x: seen.append((f'{name} {i}', x.numpy()))
+    ctx.decode(golden['p0_ids'].tolist(), logits='all', tap=tap)
     for (name, x), want in zip(seen, golden['p0_layer_inputs'], strict=True):
         if not abs(x - want).max() < tol: return name
 

@@ -8,6 +8,7 @@ __all__ = ['POOLING', 'Outputs', 'Context', 'Recorded', 'room']
 # %% ../../nbs/06_context/02_context.ipynb #a80574fb
 from collections import OrderedDict
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
@@ -60,14 +61,16 @@ class Context:
                  pooling:str='none', # none, mean, cls or last: one row a sequence
                  n_rs_seq:int=0, # rollback depth of recurrent states; the classic models have none
                 ):
-        if model.decoder is None: raise ContextError('the model was loaded with vocab_only=True and cannot compute')
+        if model.decoder is None:
+            raise ContextError('the model was loaded with vocab_only=True and cannot compute')
         self.model, self.device = model, model.device
         self.n_batch, self.n_ubatch, self.n_seq_max = n_batch, min(n_ubatch, n_batch), n_seq_max
         self.n_outputs_max = n_outputs_max or n_batch
         self.kv_unified, self.embeddings, self.pooling = kv_unified, embeddings or pooling != 'none', pooling
         self._check(n_ctx, type_k, type_v)
-        self.memory = KVMemory(self.device, model.decoder.kv_layers(), n_ctx or model.hparams.n_ctx_train, n_seq_max,
-                               self.n_ubatch, kv_unified, type_k, type_v, swa_full)
+        n_ctx = n_ctx or model.hparams.n_ctx_train
+        self.memory = KVMemory(self.device, model.decoder.kv_layers(), n_ctx, n_seq_max, self.n_ubatch,
+                               kv_unified, type_k, type_v, swa_full)
         self.arena, self.plans = Arena(self.device), OrderedDict()
 
     @property
@@ -83,7 +86,8 @@ def _check(self:Context, n_ctx, type_k, type_v):
     if n_ctx < 0: raise ContextError(f'n_ctx is {n_ctx}; it must be 0 (the trained context) or more')
     for name, v in (('type_k', type_k), ('type_v', type_v)):
         if v not in ('f32', 'f16'): raise ContextError(f"{name} is '{v}'; known are f32 and f16")
-    if self.pooling not in POOLING: raise ContextError(f"pooling is '{self.pooling}'; known are {', '.join(POOLING)}")
+    if self.pooling not in POOLING:
+        raise ContextError(f"pooling is '{self.pooling}'; known are {', '.join(POOLING)}")
 
 # %% ../../nbs/06_context/02_context.ipynb #4d66c54b
 @dataclass
@@ -180,11 +184,14 @@ def decode(self:Context,
     if not isinstance(batch, Batch): batch = Batch(batch, seq_id=seq_id, logits=logits)
     rows = self._checked(batch)
     self.memory.update()
-    ubatches = split_simple(rows, self.n_ubatch) if self.kv_unified else split_equal(rows, self.n_ubatch, sequential=True)
+    split = split_simple if self.kv_unified else partial(split_equal, sequential=True)
+    ubatches = split(rows, self.n_ubatch)
     placed = self.memory.prepare(ubatches)
     if placed is None:
-        raise ContextError(f'no memory slot for {len(rows)} rows: n_ctx is {self.n_ctx}; remove something, or decode fewer', 1)
-    y = np.empty((int(rows.out.sum()), self.model.hparams.n_embd if self.embeddings else self.model.n_vocab), np.float32)
+        raise ContextError(f'no memory slot for {len(rows)} rows: n_ctx is {self.n_ctx}; '
+                           'remove something, or decode fewer', 1)
+    width = self.model.hparams.n_embd if self.embeddings else self.model.n_vocab
+    y = np.empty((int(rows.out.sum()), width), np.float32)
     for n, (ub, slots) in enumerate(zip(ubatches, placed)):
         try:
             self.memory.place(ub, slots)
@@ -200,7 +207,8 @@ def decode(self:Context,
 @patch
 def _checked(self:Context, batch:Batch): # -> UBatch of all rows
     "The rows with their positions filled in, or `ContextError` with code -1"
-    return check_batch(batch, self.model.n_vocab, self.n_seq_max, self.memory.seq_pos_max, self.memory.seq_pos_min,
+    mem = self.memory
+    return check_batch(batch, self.model.n_vocab, self.n_seq_max, mem.seq_pos_max, mem.seq_pos_min,
                        n_batch=self.n_batch, n_outputs_max=self.n_outputs_max, embeddings=self.embeddings)
 
 @patch
@@ -224,5 +232,6 @@ def _pooled(self:Context, rows, h)->Outputs: # h (T, n_embd)
     "One row for each sequence of the batch"
     seqs = sorted({s for ids in rows.seqs for s in ids})
     has = [np.array([s in ids for ids in rows.seqs]) for s in seqs]               # (T,) each
-    pick = {'mean': lambda m: h[m].mean(0), 'cls': lambda m: h[m][0], 'last': lambda m: h[m][-1]}[self.pooling]
+    kinds = {'mean': lambda m: h[m].mean(0), 'cls': lambda m: h[m][0], 'last': lambda m: h[m][-1]}
+    pick = kinds[self.pooling]
     return Outputs(rows.out, embeddings=np.stack([pick(m) for m in has]), seqs=tuple(seqs))

@@ -6,7 +6,7 @@
 __all__ = ['log', 'Model', 'load', 'replace']
 
 # %% ../../nbs/06_context/01_model.ipynb #30ee2642
-import pathlib
+import math, pathlib
 
 from ..basics import Table, human_bytes, patch
 from ..compute.device import Device
@@ -30,20 +30,22 @@ class Model:
         self.decoder = None if device is None else self._decoder(device)
 
     @property
-    def hparams(self): return self.decoder.hp # sizes, see `models.base.Hparams`
-    @property
-    def n_vocab(self)->int: return self.decoder.hp.n_vocab # rows of the embedding
-    @property
-    def n_bytes(self)->int: return sum(t.n_bytes for t in self.gguf.tensors.values()) # of all tensors
-    @property
-    def n_params(self)->int: return sum(int(np_prod(t.shape)) for t in self.gguf.tensors.values()) # numbers in them
+    def hparams(self): # sizes, see `models.base.Hparams`
+        return self.decoder.hp
 
-# %% ../../nbs/06_context/01_model.ipynb #2c9cb67f
-def np_prod(shape):
-    "Product of a shape as a Python int, which cannot overflow"
-    n = 1
-    for d in shape: n *= int(d)
-    return n
+    @property
+    def n_vocab(self)->int: # rows of the embedding
+        return self.decoder.hp.n_vocab
+
+    @property
+    def n_bytes(self)->int: # of all tensors
+        return sum(t.n_bytes for t in self.gguf.tensors.values())
+
+    @property
+    def n_params(self)->int: # numbers in them
+        return sum(math.prod(t.shape) for t in self.gguf.tensors.values())
+
+
 
 # %% ../../nbs/06_context/01_model.ipynb #3363b09d
 @patch
@@ -55,16 +57,18 @@ def _decoder(self:Model, device):
         raise ModelError(f'{self.gguf.path}: {n_tokens} tokens in the vocabulary, '
                          f'but token_embd.weight has {decoder.hp.n_vocab} rows')
     unused = set(self.gguf.tensors) - set(decoder.w.loaded)
-    if unused: log.debug('%s: %d tensors not used: %s', self.gguf.path, len(unused), ' '.join(sorted(unused))[:200])
+    if unused:
+        log.debug('%s: %d tensors not used: %s', self.gguf.path, len(unused), ' '.join(sorted(unused))[:200])
     return decoder
 
 # %% ../../nbs/06_context/01_model.ipynb #d05f7a4e
 @patch
 def __repr__(self:Model):
-    rows = [('file', pathlib.Path(self.gguf.path).name), ('architecture', self.arch), ('tokens', len(self.vocab)),
-            ('device', self.device.name if self.device else 'none: vocabulary only')]
-    if self.decoder: rows += [('parameters', f'{self.n_params:,}'), ('tensor bytes', human_bytes(self.n_bytes)),
-                              ('layers', self.hparams.n_layer), ('trained context', self.hparams.n_ctx_train)]
+    rows = [('file', pathlib.Path(self.gguf.path).name), ('architecture', self.arch),
+            ('tokens', len(self.vocab)), ('device', self.device.name if self.device else 'none: vocabulary only')]
+    if self.decoder:
+        rows += [('parameters', f'{self.n_params:,}'), ('tensor bytes', human_bytes(self.n_bytes)),
+                 ('layers', self.hparams.n_layer), ('trained context', self.hparams.n_ctx_train)]
     return repr(Table(['model', ''], rows))
 
 # %% ../../nbs/06_context/01_model.ipynb #347220b9
@@ -76,7 +80,8 @@ def load(path, # a GGUF file; of a split file, the first part
          override:dict=None, # replaces metadata before use: {'llama.context_length': 2048}
         )->Model:
     "Open a model file; `GGUFError`, `VocabError`, `ModelError` or `DeviceError` says what is wrong with it"
-    if act_quant != 'off': raise ModelError(f"act_quant '{act_quant}' is not available; use 'off' (float activations)")
+    if act_quant != 'off':
+        raise ModelError(f"act_quant '{act_quant}' is not available; use 'off' (float activations)")
     gguf = GGUFFile(path)
     for key, value in (override or {}).items(): replace(gguf, key, value)
     if vocab_only: return Model(gguf)
@@ -87,5 +92,6 @@ def load(path, # a GGUF file; of a split file, the first part
 def replace(gguf:GGUFFile, key:str, value):
     "Put an int, float, bool or str in the place of a key"
     kinds = {bool: KVType.BOOL, int: KVType.INT64, float: KVType.FLOAT64, str: KVType.STRING}
-    if type(value) not in kinds: raise ModelError(f'override of {key}: {value!r} is not an int, float, bool or str')
+    if type(value) not in kinds:
+        raise ModelError(f'override of {key}: {value!r} is not an int, float, bool or str')
     gguf.kv[key], gguf.kv_types[key] = value, (kinds[type(value)],)

@@ -56,7 +56,8 @@ def per_layer(gguf:GGUFFile, key:str, n_layer:int, default=None)->tuple: # n_lay
 # %% ../../nbs/05_models/00_base.ipynb #af3a3af3
 def check_size(gguf, key, value, most=1 << 24):
     "Refuse a size that is not in 1..most, by the name of its key"
-    if not 1 <= value <= most: raise ModelError(f'{gguf.path}: {key} is {value}; it must be between 1 and {most}')
+    if not 1 <= value <= most:
+        raise ModelError(f'{gguf.path}: {key} is {value}; it must be between 1 and {most}')
     return value
 
 # %% ../../nbs/05_models/00_base.ipynb #2c8c8632
@@ -79,13 +80,15 @@ def read_hparams(gguf:GGUFFile)->Hparams:
     n_kv = n_head if n_kv is None else per_layer(gguf, key('attention.head_count_kv'), n_layer)
     for h, kv in zip(n_head, n_kv):
         check_size(gguf, key('attention.head_count'), h, 65536)
-        if kv < 1 or h % kv: raise ModelError(f'{gguf.path}: {h} query heads cannot share {kv} key heads evenly')
-    if not gguf.get(key('attention.causal'), bool, True): raise ModelError(f"{gguf.path}: {key('attention.causal')} "
-        'is false; only decoders that look back are supported')
+        if kv < 1 or h % kv:
+            raise ModelError(f'{gguf.path}: {h} query heads cannot share {kv} key heads evenly')
+    if not gguf.get(key('attention.causal'), bool, True):
+        raise ModelError(f"{gguf.path}: {key('attention.causal')} is false; only causal decoders are supported")
     dim = size('attention.key_length', max(1, n_embd // n_head[0]), most=65536)
-    return Hparams(arch, size('context_length', most=1 << 31), n_embd, check_size(gguf, key('block_count'), n_layer),
-                   n_head, n_kv, per_layer(gguf, key('feed_forward_length'), n_layer, 0), dim,
-                   size('attention.value_length', dim, most=65536), read_real(gguf, key('attention.layer_norm_rms_epsilon')),
+    return Hparams(arch, size('context_length', most=1 << 31), n_embd,
+                   check_size(gguf, key('block_count'), n_layer), n_head, n_kv, per_layer(gguf, key('feed_forward_length'), n_layer, 0), dim,
+                   size('attention.value_length', dim, most=65536),
+                   read_real(gguf, key('attention.layer_norm_rms_epsilon')),
                    read_real(gguf, key('attention.scale'), 0.) or dim ** -.5, _n_vocab(gguf))
 
 # %% ../../nbs/05_models/00_base.ipynb #ac6b64a2
@@ -134,10 +137,9 @@ def qkv(self:Weights, p:str, n_embd:int, n_q:int, n_k:int, n_v:int)->tuple: # th
     fused = self.linear(f'{p}attn_qkv', n_q + n_k + n_v, n_embd, optional=True)
     if fused is None:
         return tuple(self.linear(f'{p}attn_{c}', n, n_embd) for c, n in zip('qkv', (n_q, n_k, n_v)))
-    if fused.bias is None:
-        b = [self(f'{p}attn_{c}.bias', (n,), True) for c, n in zip('qkv', (n_q, n_k, n_v))]
-    else: b = [fused.bias.rows(0, n_q), fused.bias.rows(n_q, n_q + n_k), fused.bias.rows(n_q + n_k, n_q + n_k + n_v)]
     ends = ((0, n_q), (n_q, n_q + n_k), (n_q + n_k, n_q + n_k + n_v))
+    if fused.bias is not None: b = [fused.bias.rows(*e) for e in ends]
+    else: b = [self(f'{p}attn_{c}.bias', (n,), True) for c, n in zip('qkv', (n_q, n_k, n_v))]
     return tuple(Linear(fused.weight.rows(*e), bias, fused.gain) for e, bias in zip(ends, b))
 
 # %% ../../nbs/05_models/00_base.ipynb #9f68265c
@@ -209,7 +211,8 @@ class Decoder:
 def kv_layers(self:Decoder)->list: # of `LayerKV`
     "What each layer keeps in memory"
     hp = self.hp
-    return [LayerKV(hp.n_head_kv[i], hp.head_dim, hp.head_dim_v, self.window_of(i), self.ropes[self.rope_of(i)])
+    rope = lambda i: self.ropes[self.rope_of(i)]
+    return [LayerKV(hp.n_head_kv[i], hp.head_dim, hp.head_dim_v, self.window_of(i), rope(i))
             for i in range(hp.n_layer)]
 
 # %% ../../nbs/05_models/00_base.ipynb #85fd868d
@@ -248,5 +251,6 @@ def find_arch(name:str, where:str='')->type:
     import llamaref.models as package
     for m in pkgutil.iter_modules(package.__path__): importlib.import_module(f'llamaref.models.{m.name}')
     if name not in ARCHS:
-        raise ModelError(f"{where}unknown model architecture: '{name}' (supported: {', '.join(sorted(ARCHS))})")
+        known = ', '.join(sorted(ARCHS))
+        raise ModelError(f"{where}unknown model architecture: '{name}' (supported: {known})")
     return ARCHS[name]

@@ -52,7 +52,8 @@ class Gemma3(Decoder):
         self.near = [bool(self.window) and o for o in near]
         far = read_rope(gguf, hp.arch, hp.head_dim, self.neox)
         if far.n_rot > hp.head_dim:
-            raise ModelError(f"{gguf.path}: {key('rope.dimension_count')} is {far.n_rot}; a head has {hp.head_dim} channels")
+            raise ModelError(f"{gguf.path}: {key('rope.dimension_count')} is {far.n_rot}; "
+                             f'a head has {hp.head_dim} channels')
         base = gguf.get(key('rope.freq_base_swa'), float, 10000.)
         self.ropes = {'far': far, 'near': replace(far, base=base, freq_scale=1., yarn=False)}
         self.cap = read_real(gguf, key('final_logit_softcapping'), 0.)
@@ -70,8 +71,9 @@ def window_of(self:Gemma3, i)->int: return self.window if self.near[i] else 0
 def block(self:Gemma3, i, w, hp)->GemmaBlock:
     "Block `i`, from the file"
     norm = lambda name: w.norm(f'blk.{i}.{name}', hp.n_embd, hp.eps)
-    return GemmaBlock(norm('attn_norm'), w.attention(i, hp, self.neox, head_norm=True), norm('post_attention_norm'),
-                      norm('ffn_norm'), w.ffn(i, hp, 'gelu'), norm('post_ffw_norm'))
+    attn = w.attention(i, hp, self.neox, head_norm=True)
+    return GemmaBlock(norm('attn_norm'), attn, norm('post_attention_norm'), norm('ffn_norm'),
+                      w.ffn(i, hp, 'gelu'), norm('post_ffw_norm'))
 
 # %% ../../nbs/05_models/04_gemma3.ipynb #30efbcf5
 @patch

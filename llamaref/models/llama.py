@@ -38,7 +38,8 @@ class Llama(Decoder):
         if gguf.get(f'{hp.arch}.expert_count', int, 0):
             raise ModelError(f'{gguf.path}: {hp.arch} with a mixture of experts is not supported')
         factors = w('rope_freqs.weight', (hp.head_dim // 2,), optional=True)
-        rope = read_rope(gguf, hp.arch, hp.head_dim, self.neox, None if factors is None else tuple(factors.numpy()))
+        factors = None if factors is None else tuple(factors.numpy())
+        rope = read_rope(gguf, hp.arch, hp.head_dim, self.neox, factors)
         self.check_rope(gguf, rope)
         self.ropes = {'rope': rope}
         self.blocks = [self.block(i, w, hp) for i in range(hp.n_layer)]
@@ -49,14 +50,16 @@ def check_rope(self:Llama, gguf, rope):
     "All of a head turns in this family; part of it may in others"
     D = self.hp.head_dim
     if rope.n_rot > D or (self.hp.arch == 'llama' and rope.n_rot != D):
-        raise ModelError(f'{gguf.path}: {self.hp.arch}.rope.dimension_count is {rope.n_rot}; a head has {D} channels')
+        raise ModelError(f'{gguf.path}: {self.hp.arch}.rope.dimension_count is {rope.n_rot}; '
+                         f'a head has {D} channels')
 
 # %% ../../nbs/05_models/01_llama.ipynb #b198913a
 @patch
 def block(self:Llama, i, w, hp)->Block:
     "Block `i`, from the file"
     norm = lambda name: w.norm(f'blk.{i}.{name}', hp.n_embd, hp.eps)
-    return Block(norm('attn_norm'), w.attention(i, hp, self.neox, self.head_norm), norm('ffn_norm'), w.ffn(i, hp))
+    attn = w.attention(i, hp, self.neox, self.head_norm)
+    return Block(norm('attn_norm'), attn, norm('ffn_norm'), w.ffn(i, hp))
 
 # %% ../../nbs/05_models/01_llama.ipynb #3fecb668
 @patch
