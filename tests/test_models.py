@@ -27,7 +27,8 @@ def opened(arch, **kv):
 def build(f): return find_arch(f.arch)(f, DEV)
 
 NUMBERS = ['embedding_length', 'block_count', 'attention.head_count', 'attention.head_count_kv',
-           'attention.key_length', 'attention.value_length', 'feed_forward_length', 'rope.dimension_count', 'context_length']
+           'attention.key_length', 'attention.value_length', 'feed_forward_length',
+           'rope.dimension_count', 'context_length']
 EXTREMES = [0, -1, 1, 3, 2**31 - 1, 2**32, 2**63 - 1, -2**63]
 
 @pytest.mark.parametrize('arch', FILES)
@@ -51,7 +52,8 @@ def test_extreme_floats(key, v):
     else: assert np.isfinite(full_pass(model, [1, 2, 3])).all()
 
 @pytest.mark.parametrize('key', [
-    'embedding_length', 'block_count', 'context_length', 'attention.head_count', 'attention.layer_norm_rms_epsilon'])
+    'embedding_length', 'block_count', 'context_length', 'attention.head_count',
+    'attention.layer_norm_rms_epsilon'])
 def test_a_missing_required_key_is_named(key):
     with pytest.raises(GGUFError, match=f'key not found in model: llama.{key}'):
         build(opened('llama', **{f'llama.{key}': None}))

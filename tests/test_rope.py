@@ -73,7 +73,8 @@ def test_scaling_keys(kv, want):
 
 @pytest.mark.parametrize('kv, said', [
     ({'rope_scaling.type': 'longrope'}, "'longrope'"), ({'rope_freq_base': 0.}, 'freq_base'),
-    ({'rope_freq_base': math.nan}, 'freq_base'), ({'rope_freq_base': math.inf}, 'freq_base'), ({'rope_scaling.factor': -1.}, 'scaling.factor'),
+    ({'rope_freq_base': math.nan}, 'freq_base'), ({'rope_freq_base': math.inf}, 'freq_base'),
+    ({'rope_scaling.factor': -1.}, 'scaling.factor'),
     ({'rope_dimension_count': 3}, 'dimension_count'), ({'rope_dimension_count': 0}, 'dimension_count')])
 def test_senseless_keys_are_refused_by_name(kv, said):
     with pytest.raises(ModelError, match=said): read_rope(gguf(**kv), 'x', 16, True)

@@ -148,7 +148,7 @@ def check_sidebar():
         if x not in want: yield f'nbs/sidebar.yml: {x} does not exist'
     for x in set(got):
         if got.count(x) > 1: yield f'nbs/sidebar.yml: {x} stands there twice'
-    if sorted(got) == sorted(want) and got != want: yield 'nbs/sidebar.yml: not in the order of the file names'
+    if sorted(got) == sorted(want) and got != want: yield 'nbs/sidebar.yml: not in the order of file names'
 
 # ---- imports
 

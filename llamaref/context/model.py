@@ -65,7 +65,8 @@ def _decoder(self:Model, device):
 @patch
 def __repr__(self:Model):
     rows = [('file', pathlib.Path(self.gguf.path).name), ('architecture', self.arch),
-            ('tokens', len(self.vocab)), ('device', self.device.name if self.device else 'none: vocabulary only')]
+            ('tokens', len(self.vocab)),
+            ('device', self.device.name if self.device else 'none: vocabulary only')]
     if self.decoder:
         rows += [('parameters', f'{self.n_params:,}'), ('tensor bytes', human_bytes(self.n_bytes)),
                  ('layers', self.hparams.n_layer), ('trained context', self.hparams.n_ctx_train)]

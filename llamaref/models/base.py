@@ -83,10 +83,11 @@ def read_hparams(gguf:GGUFFile)->Hparams:
         if kv < 1 or h % kv:
             raise ModelError(f'{gguf.path}: {h} query heads cannot share {kv} key heads evenly')
     if not gguf.get(key('attention.causal'), bool, True):
-        raise ModelError(f"{gguf.path}: {key('attention.causal')} is false; only causal decoders are supported")
+        raise ModelError(f"{gguf.path}: {key('attention.causal')} is false; only causal models work")
     dim = size('attention.key_length', max(1, n_embd // n_head[0]), most=65536)
     return Hparams(arch, size('context_length', most=1 << 31), n_embd,
-                   check_size(gguf, key('block_count'), n_layer), n_head, n_kv, per_layer(gguf, key('feed_forward_length'), n_layer, 0), dim,
+                   check_size(gguf, key('block_count'), n_layer), n_head, n_kv,
+                   per_layer(gguf, key('feed_forward_length'), n_layer, 0), dim,
                    size('attention.value_length', dim, most=65536),
                    read_real(gguf, key('attention.layer_norm_rms_epsilon')),
                    read_real(gguf, key('attention.scale'), 0.) or dim ** -.5, _n_vocab(gguf))
