@@ -207,5 +207,5 @@ def shift_context(ctx, # a Context
 def keep(self:Generation)->int:
     "How many tokens of the prompt a shift leaves in place"
     n = len(self.prompt)
-    if not 0 <= self.n_keep < n: return n
+    if not 0 <= self.n_keep <= n: return n
     return self.n_keep + (self.prompt[0] == self.ctx.model.vocab.bos)
