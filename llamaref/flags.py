@@ -58,7 +58,7 @@ add('--override-kv', 'override_kv', 'replace model metadata; TYPE is int, float,
 # %% ../nbs/00_basics/06_flags.ipynb #21c43c08
 add('-dev --device', 'device',
     'device to run on: numpy, opencl[:i], cuda[:i]; the best there is by default', str, hint='D',
-        env='LLAMA_ARG_DEVICE')
+    env='LLAMA_ARG_DEVICE')
 add('-t --threads', 'n_threads', 'compute units of a CPU device, 0 or less for all', integer(), 0, hint='N',
     env='LLAMA_ARG_THREADS')
 add('-tb --threads-batch', 'n_threads_batch', 'the same while a prompt is read; as --threads by default',
@@ -93,7 +93,7 @@ ignored('--warmup', 'warmup', default=True, off='--no-warmup', programs='complet
 # %% ../nbs/00_basics/06_flags.ipynb #a8cfa94f
 add('-lv --verbosity --log-verbosity', 'verbosity',
     '0 output, 1 error, 2 warning, 3 info, 4 trace, 5 debug', integer(), 3, hint='N',
-        env='LLAMA_ARG_LOG_VERBOSITY')
+    env='LLAMA_ARG_LOG_VERBOSITY')
 add('-v --verbose --log-verbose', 'verbosity', 'log everything', const=5)
 add('--log-disable', 'verbosity', 'log nothing', const=0)
 add('--log-file', 'log_file', 'also write the log to this file', str, hint='FNAME',
@@ -131,7 +131,7 @@ add('-c --ctx-size', 'n_ctx', 'size of the context, 0 for what the model was tra
     hint='N', env='LLAMA_ARG_CTX_SIZE', programs=RUNS)
 add('-n --predict --n-predict', 'n_predict',
     'tokens to generate, -1 without limit, -2 until the context is full', integer(-2), -1, hint='N',
-        env='LLAMA_ARG_N_PREDICT', programs=RUNS)
+    env='LLAMA_ARG_N_PREDICT', programs=RUNS)
 add('-b --batch-size', 'n_batch', 'most tokens in one call', integer(1), 2048, hint='N',
     env='LLAMA_ARG_BATCH', programs=RUNS + ' bench')
 add('-ub --ubatch-size', 'n_ubatch', 'most tokens computed at once', integer(1), 512, hint='N',
