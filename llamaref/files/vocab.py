@@ -488,16 +488,6 @@ def encode(self:Vocab,
     if last and out[-1:] == last: self.log.warning('prompt ends with 2 EOS tokens')
     return first + out + last
 
-# %% ../../nbs/01_files/07_vocab.ipynb #582de00e
-@patch
-def show(self:Vocab,
-         x:str|bytes|list, # text, or token ids
-         **kw, # as for `encode`
-        )->Pieces:
-    "Tokens as coloured boxes, and as text with bars between"
-    ids = self.encode(x, **kw) if isinstance(x, (str, bytes)) else x
-    return Pieces([self.piece(i) for i in ids], tuple(ids))
-
 # %% ../../nbs/01_files/07_vocab.ipynb #0c52b2d4
 @patch
 def make_piece(self:Vocab, id:int)->bytes:
@@ -524,6 +514,16 @@ def piece(self:Vocab,
     p = self.cached_pieces[id]
     if p is None: p = self.cached_pieces[id] = self.make_piece(id)
     return p
+
+# %% ../../nbs/01_files/07_vocab.ipynb #582de00e
+@patch
+def show(self:Vocab,
+         x:str|bytes|list, # text, or token ids
+         **kw, # as for `encode`
+        )->Pieces:
+    "Tokens as coloured boxes, and as text with bars between"
+    ids = self.encode(x, **kw) if isinstance(x, (str, bytes)) else x
+    return Pieces([self.piece(i) for i in ids], tuple(ids))
 
 # %% ../../nbs/01_files/07_vocab.ipynb #3f48a82f
 TIDY = [(re.compile(rb" (?=[?!.,])"), b''), (re.compile(rb" ' "), b"'"),
