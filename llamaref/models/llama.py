@@ -29,7 +29,7 @@ class Block:
 # %% ../../nbs/05_models/01_llama.ipynb #3905d2cf
 @register('llama')
 class Llama(Decoder):
-    "Blocks of attention and a SiLU-gated feed-forward network (spec 10, section 4.1)"
+    "Blocks of attention and a SiLU-gated feed-forward network"
     neox = False # neighbours are turned together
     head_norm = False # qwen3 norms queries and keys
 

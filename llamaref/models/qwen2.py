@@ -12,5 +12,5 @@ from .llama import Llama
 # %% ../../nbs/05_models/02_qwen2.ipynb #9fc0b5c9
 @register('qwen2')
 class Qwen2(Llama):
-    "Llama with neox pairs; biases on q, k and v come from the file (spec 10, section 4.1)"
+    "Llama with neox pairs; biases on q, k and v come from the file"
     neox = True

@@ -12,5 +12,5 @@ from .qwen2 import Qwen2
 # %% ../../nbs/05_models/03_qwen3.ipynb #42a09efa
 @register('qwen3')
 class Qwen3(Qwen2):
-    "Qwen2 with a norm over each query and key head, before the turn (spec 10, section 4.2)"
+    "Qwen2 with a norm over each query and key head, before the turn"
     head_norm = True
