@@ -101,6 +101,7 @@ class AdaptiveP(Sampler):
         self.ws, self.tw = self.target / (1 - self.decay), 1 / (1 - self.decay)
 
     def aim(self)->float: # 0 to 1
+        "As far on the other side of the target as the past was on this one"
         return min(max(2 * min(max(self.target, 0.), 1.) - self.ws / self.tw, 0.), 1.)
 
 # %% ../../nbs/07_sampling/05_mirostat.ipynb #956e8b6c

@@ -87,7 +87,9 @@ class Generation:
     def __next__(self)->Token: return next(self.steps)
 
     @property
-    def text(self)->str: return ''.join(self.pieces) # what was shown so far
+    def text(self)->str:
+        "What was shown so far"
+        return ''.join(self.pieces)
 
 # %% ../../nbs/08_speculative/00_generate.ipynb #346db2fc
 @patch
