@@ -60,7 +60,8 @@ INLINE void unpack(fv *wb, int n, int N, int k0, int kn, GLOBAL const uchar *w, 
 }
 
 // `toks` tokens (a constant at each call) against the unpacked rows; `lanes` carries the sums from chunk to chunk of K
-INLINE void tile(const int toks, const fv *wb, fv *lanes, int kn, GLOBAL const float *x, int K, int first) {
+INLINE void tile(const int toks, const fv *wb, fv *lanes, int kn,
+                 GLOBAL const float *x, int K, int first) {
     fv acc[TTOKS][TROWS];
     #pragma unroll
     for (int i = 0; i < toks; i++)

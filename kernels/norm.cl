@@ -23,7 +23,8 @@ INLINE void rms_norm_body(int part, int parts, int rows, int K, GLOBAL const flo
         float root = SQRT(sum_squares(x, K) / K + eps);
         int i = 0;
         if (w) {
-            for (; i + 8 <= K; i += 8) STORE(float8u, y + i, LOAD(float8u, x + i) / root * LOAD(float8u, w + i));
+            for (; i + 8 <= K; i += 8)
+                STORE(float8u, y + i, LOAD(float8u, x + i) / root * LOAD(float8u, w + i));
             for (; i < K; i++) y[i] = x[i] / root * w[i];
         } else {
             for (; i + 8 <= K; i += 8) STORE(float8u, y + i, LOAD(float8u, x + i) / root);
