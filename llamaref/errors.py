@@ -4,7 +4,10 @@
 
 # %% auto #0
 __all__ = ['LlamarefError', 'GGUFError', 'VocabError', 'DeviceError', 'ModelError', 'SamplingError', 'OptionError',
-           'RequestError', 'ContextError']
+           'RequestError', 'ContextError', 'check_int']
+
+# %% ../nbs/00_basics/01_errors.ipynb #d8ed37dd
+import operator
 
 # %% ../nbs/00_basics/01_errors.ipynb #3ee7cc85
 class LlamarefError(Exception):
@@ -35,9 +38,23 @@ class RequestError(LlamarefError):
 
 # %% ../nbs/00_basics/01_errors.ipynb #b7da8c15
 class ContextError(LlamarefError):
-    "A decode that did not happen; nothing of its batch is left in memory"
+    "A decode that did not happen, or not to its end"
     def __init__(self,
                  msg:str, # what, where, what would be right
                  code:int=-1): # the table above
         super().__init__(msg)
         self.code = code
+
+# %% ../nbs/00_basics/01_errors.ipynb #48c1e36a
+def check_int(value, # what the caller gave
+              name:str, # of the argument
+              least:int=None, most:int=None, # the range, both ends included; None is open
+              error:type=LlamarefError, # what to raise
+             )->int:
+    "The value as a plain int, or an error that names it: `check_int(np.int32(3), 'n') -> 3`"
+    try: n = None if isinstance(value, bool) else operator.index(value)
+    except TypeError: n = None
+    if n is None: raise error(f'{name} is {value!r:.80}, must be an integer')
+    if (least is None or n >= least) and (most is None or n <= most): return n
+    want = f'{least} or more' if most is None else f'{most} or less' if least is None else f'{least} to {most}'
+    raise error(f'{name} is {n}, must be {want}')

@@ -59,7 +59,7 @@ def test_far_positions_stay_exact():
     np.testing.assert_allclose(t[0, 0], [math.cos(1e6), math.sin(1e6)], atol=1e-7)
 
 def gguf(**kv):
-    kv = {'x.' + k.replace('_', '.', 1): v for k, v in kv.items()}
+    kv = {'x.' + k.replace('rope_', 'rope.', 1): v for k, v in {'context_length': 2048, **kv}.items()}
     return SimpleNamespace(path='f', get=lambda key, kind, default: kv.get(key, default), kv=kv)
 
 @pytest.mark.parametrize('kv, want', [

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..basics import Table, patch
-from ..errors import ContextError
+from ..errors import ContextError, check_int
 from ..memory.cells import same
 
 # %% ../../nbs/06_context/00_batch.ipynb #ee60f134
@@ -26,13 +26,15 @@ class Batch:
                  seq_id=0, # one id for all rows, or for each row an id or several
                  logits='last', # 'last', 'all', 'none', or a flag for each row
                  embd:np.ndarray=None): # rows that enter instead of, or beside, tokens (T, n_embd)
-        self.tokens = None if tokens is None else list(tokens)
-        self.embd = None if embd is None else np.asarray(embd, np.float32)
-        n = len(self)
-        self.pos = [None] * n if pos is None else list(pos)
         one = isinstance(seq_id, (int, np.integer))
-        self.seqs = [ids_of(seq_id)] * n if one else [ids_of(s) for s in seq_id]
-        self.logits = flags_of(logits, n)
+        try:
+            self.tokens = None if tokens is None else list(tokens)
+            self.embd = None if embd is None else np.asarray(embd, np.float32)
+            n = len(self)
+            self.pos = [None] * n if pos is None else list(pos)
+            self.seqs = [ids_of(seq_id)] * n if one else [ids_of(s) for s in seq_id]
+            self.logits = flags_of(logits, n)
+        except (TypeError, ValueError) as e: raise ContextError(f'batch: {e}') from None
 
     def __len__(self): return len(self.embd if self.tokens is None else self.tokens)
 
@@ -354,7 +356,7 @@ def output_row(out:np.ndarray, # flags of the caller's batch (T,)
                i:int, # a row of the batch; negative: counted from the last output
               )->int: # row of the logits
     "Where the logits of a row are: `[0, 0, 1, 0, 1], 4 -> 1`"
-    n = int(np.sum(out))
+    n, i = int(np.sum(out)), check_int(i, 'row', error=ContextError)
     if i < 0:
         if i + n < 0: raise ContextError(f"output {i} asked for, but there are {n}")
         return n + i

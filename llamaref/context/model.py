@@ -6,11 +6,11 @@
 __all__ = ['log', 'Model', 'load', 'replace']
 
 # %% ../../nbs/06_context/01_model.ipynb #30ee2642
-import math, pathlib
+import math, os, pathlib
 
 from ..basics import Table, human_bytes, patch
 from ..compute.device import Device
-from ..errors import ModelError
+from ..errors import ModelError, VocabError, check_int
 from ..files.gguf import GGUFFile, KVType
 from ..files.vocab import Vocab
 from ..log import get_logger
@@ -26,7 +26,8 @@ class Model:
                  device:Device=None): # None reads the vocabulary alone
         self.gguf, self.device = gguf, device
         self.arch = gguf.get('general.architecture', str, '')
-        self.vocab = Vocab.from_gguf(gguf)
+        try: self.vocab = Vocab.from_gguf(gguf)
+        except VocabError as e: raise VocabError(f'{gguf.path}: {e}') from None
         self.decoder = None if device is None else self._decoder(device)
 
     @property
@@ -83,8 +84,11 @@ def load(path, # a GGUF file; of a split file, the first part
     "Open a model file; `GGUFError`, `VocabError`, `ModelError` or `DeviceError` says what is wrong with it"
     if act_quant != 'off':
         raise ModelError(f"act_quant '{act_quant}' is not available; use 'off' (float activations)")
+    if not isinstance(path, (str, os.PathLike)):
+        raise ModelError(f'the path of a model is {path!r:.80}, must be a string or a path')
+    check_int(n_threads, 'n_threads', 0, error=ModelError)
     gguf = GGUFFile(path)
-    for key, value in (override or {}).items(): replace(gguf, key, value)
+    for key, value in dict(override or {}).items(): replace(gguf, key, value)
     if vocab_only: return Model(gguf)
     if not isinstance(device, Device): device = Device.get(device, n_threads=n_threads or None)
     return Model(gguf, device)

@@ -340,14 +340,13 @@ def place_data(c:Cursor, infos:dict, align:int)->int: # where the data section s
 # %% ../../nbs/01_files/00_gguf.ipynb #3affe25d
 def map_file(path:Path)->bytes|mmap.mmap:
     "The bytes of a file, mapped read-only; a file of no bytes gives none"
-    if path.exists() and not path.is_file():
-        raise GGUFError(f'{path}: not a regular file')
     try:
+        if path.exists() and not path.is_file(): raise GGUFError(f'{path}: not a regular file')
         with path.open('rb') as f:
             if path.stat().st_size == 0: return b''
             return mmap.mmap(f.fileno(), 0, access=mmap.ACCESS_READ)
-    except OSError as e:
-        raise GGUFError(f'{path}: cannot be opened: {e.strerror}') from e
+    except (OSError, ValueError) as e:
+        raise GGUFError(f'{str(path)[:200]}: cannot be opened: {getattr(e, "strerror", e)}') from e
 
 # %% ../../nbs/01_files/00_gguf.ipynb #57322d55
 class GGUFFile:

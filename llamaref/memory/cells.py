@@ -197,7 +197,7 @@ END = 2**31 - 1   # beyond every position
 
 def bounds(p0:int, p1:int)->tuple[int, int]:
     "A range of positions with its open ends filled in: `-1, -1 -> 0, END`"
-    return max(p0, 0), p1 if p1 >= 0 else END
+    return min(max(p0, 0), END), min(p1, END) if p1 >= 0 else END
 
 # %% ../../nbs/04_memory/00_cells.ipynb #fccda47a
 @patch
@@ -271,6 +271,7 @@ def seq_add(self:Cells,
     "Shift a range of positions; cells that would stand below 0 become empty"
     p0, p1 = bounds(p0, p1)
     if delta == 0 or p0 == p1: return
+    delta = max(delta, -END)                                  # no position is so large: all of them leave
     lo, hi = self.lines[s].span(p0, p1)
     cells, self.head = self.lines[s].cell[lo:hi].copy(), self.size
     for t in self.move(cells, self.pos[cells] + delta):
@@ -287,7 +288,7 @@ def seq_div(self:Cells,
     "Divide a range of positions, rounding down: `0 1 2 3 -> 0 0 1 1` for 2"
     lo, hi = self.lines[s].span(*bounds(p0, p1))
     cells = self.lines[s].cell[lo:hi].copy()
-    if d > 1: self.move(cells, self.pos[cells] // d, 1 if exact else -1)
+    if d > 1: self.move(cells, self.pos[cells] // min(d, END), 1 if exact else -1)
 
 # %% ../../nbs/04_memory/00_cells.ipynb #cec58319
 @patch

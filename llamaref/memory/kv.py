@@ -12,7 +12,7 @@ from html import escape
 import numpy as np
 
 from ..basics import human_bytes, patch
-from ..errors import ContextError
+from ..errors import ContextError, check_int
 from ..log import get_logger
 from .cells import Cells, END, Line, bounds, same
 
@@ -92,8 +92,8 @@ class KVMemory:
 @patch
 def _check_settings(self:KVMemory, n_ctx):
     if not self.layers: raise ContextError("a KV memory needs at least one layer")
-    if n_ctx < 1: raise ContextError(f"n_ctx is {n_ctx}, must be 1 or more")
-    if not 1 <= self.n_seq_max <= 256: raise ContextError(f"n_seq_max is {self.n_seq_max}, must be 1 to 256")
+    check_int(self.n_seq_max, 'n_seq_max', 1, 256, ContextError)
+    check_int(n_ctx, 'n_ctx', 1, END - 1024 * self.n_seq_max, ContextError)
     for name in ('type_k', 'type_v'):
         if getattr(self, name) not in ('f32', 'f16'):
             raise ContextError(f"{name} is {getattr(self, name)!r}, must be 'f32' or 'f16'")
@@ -267,8 +267,11 @@ def inputs(self:KVMemory,
 # %% ../../nbs/04_memory/01_kv.ipynb #968b05b6
 @patch
 def _check(self:KVMemory, *ids):
-    for s in ids:
-        if not 0 <= s < self.n_seq_max: raise ContextError(f"seq_id {s} is not in [0, {self.n_seq_max})")
+    for s in ids: check_int(s, 'seq_id', 0, self.n_seq_max - 1, ContextError)
+
+@patch
+def _check_range(self:KVMemory, *positions):
+    for p in positions: check_int(p, 'position', error=ContextError)
 
 # %% ../../nbs/04_memory/01_kv.ipynb #a7efd4c9
 @patch
@@ -277,7 +280,8 @@ def seq_rm(self:KVMemory,
            p0:int=-1, p1:int=-1, # positions p0 <= p < p1; negative: open
           )->bool: # False only for an id that cannot exist
     "Forget a range of positions"
-    if not -1 <= s < self.n_seq_max:
+    self._check_range(p0, p1)
+    if not -1 <= check_int(s, 'seq_id', error=ContextError) < self.n_seq_max:
         log.warning(f"seq_rm: seq_id {s} is not in [-1, {self.n_seq_max})")
         return False
     for g in self.groups:
@@ -335,6 +339,7 @@ def seq_cp(self:KVMemory,
            p0:int=-1, p1:int=-1): # positions p0 <= p < p1; all of them between streams
     "`dst` gets what `src` remembers of a range"
     self._check(src, dst)
+    self._check_range(p0, p1)
     if src == dst: return
     if self.n_stream > 1: return self._copy_stream(src, dst, *bounds(p0, p1))
     for g in self.groups: g.of(src).seq_cp(src, dst, p0, p1)
@@ -371,6 +376,7 @@ def seq_add(self:KVMemory,
             delta:int): # added to each; what falls below 0 is forgotten
     "Renumber a range; keys are turned in `update`"
     self._check(s)
+    self._check_range(p0, p1, delta)
     self._check_shift('seq_add')
     if self.seq_pos_max(s) + delta >= END: raise ContextError(f"seq_add: positions must stay below {END}")
     for g in self.groups: g.of(s).seq_add(s, p0, p1, delta)
@@ -384,6 +390,7 @@ def seq_div(self:KVMemory,
             exact:bool=False): # turn keys to their new positions, not as llama.cpp does
     "Divide the positions of a range, rounding down; keys are turned in `update`"
     self._check(s)
+    self._check_range(p0, p1, d)
     self._check_shift('seq_div')
     if d < 1: raise ContextError(f"seq_div: the divisor is {d}, must be 1 or more")
     for g in self.groups: g.of(s).seq_div(s, p0, p1, d, exact)

@@ -15,19 +15,18 @@ from ..errors import ModelError
 from ..layers.attention import Attention
 from ..layers.ffn import GatedFFN
 from ..layers.linear import RMSNorm
-from ..layers.rope import read_rope
-from .base import Decoder, read_real, register
+from ..layers.rope import check_rope, read_rope
+from .base import Decoder, check_size, read_real, register
 
 # %% ../../nbs/05_models/04_gemma3.ipynb #f4c3856c
 def sliding_layers(gguf, arch:str, n_layer:int)->list: # of bool
     "Which layers are near-sighted: all but every `period`-th, or as an array says (default period 6)"
     key = f'{arch}.attention.sliding_window_pattern'
-    v = gguf.kv.get(key, 6)
-    if not isinstance(v, (int, bool)):
+    v = gguf.get(key, (int, list[bool], list[int]), 6)
+    if not isinstance(v, int):
         if len(v) < n_layer: raise ModelError(f'{gguf.path}: {key} has {len(v)} entries for {n_layer} layers')
         return [bool(o) for o in v[:n_layer]]
-    period = gguf.get(key, int, 6)
-    return [period > 0 and i % period < period - 1 for i in range(n_layer)]
+    return [v > 0 and i % v < v - 1 for i in range(n_layer)]
 
 # %% ../../nbs/05_models/04_gemma3.ipynb #4328389d
 @dataclass
@@ -48,6 +47,7 @@ class Gemma3(Decoder):
         "Read windows, turns and blocks; absent keys have defaults that matter"
         key = lambda k: f'{hp.arch}.{k}'
         self.window = gguf.get(key('attention.sliding_window'), int, 0)
+        if self.window: check_size(gguf, key('attention.sliding_window'), self.window, 1 << 30)
         near = sliding_layers(gguf, hp.arch, hp.n_layer)
         self.near = [bool(self.window) and o for o in near]
         far = read_rope(gguf, hp.arch, hp.head_dim, self.neox)
@@ -55,6 +55,7 @@ class Gemma3(Decoder):
             raise ModelError(f"{gguf.path}: {key('rope.dimension_count')} is {far.n_rot}; "
                              f'a head has {hp.head_dim} channels')
         base = gguf.get(key('rope.freq_base_swa'), float, 10000.)
+        check_rope(gguf, hp.arch, {'freq_base_swa': base})
         self.ropes = {'far': far, 'near': replace(far, base=base, freq_scale=1., yarn=False)}
         self.cap = read_real(gguf, key('final_logit_softcapping'), 0.)
         if hp.n_layer == 62: hp.scale = (hp.n_embd / hp.n_head[0]) ** -.5     # the 27B model
