@@ -56,5 +56,7 @@ def check_int(value, # what the caller gave
     except TypeError: n = None
     if n is None: raise error(f'{name} is {value!r:.80}, must be an integer')
     if (least is None or n >= least) and (most is None or n <= most): return n
-    want = f'{least} or more' if most is None else f'{most} or less' if least is None else f'{least} to {most}'
+    want = f'{least} to {most}'
+    if most is None: want = f'{least} or more'
+    if least is None: want = f'{most} or less'
     raise error(f'{name} is {n}, must be {want}')

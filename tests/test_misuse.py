@@ -1,4 +1,4 @@
-"What callers and files do wrong: our own error that names it, never a foreign one, a hang or a pile of memory"
+"What callers and files do wrong: our own error that names it, never a foreign one, a hang or much memory"
 import threading
 import tracemalloc
 
@@ -59,7 +59,8 @@ def test_a_row_by_something_else(ctx, i):
 
 @pytest.mark.parametrize('call', [
     lambda m: m.seq_rm('0'), lambda m: m.seq_rm(0, 1.5, 2), lambda m: m.seq_cp(0, None),
-    lambda m: m.seq_pos_max('0'),     lambda m: m.seq_add(0, 0, -1, 1.5), lambda m: m.seq_div(0, 0, -1, '2'), lambda m: m.seq_keep(2),
+    lambda m: m.seq_pos_max('0'),     lambda m: m.seq_add(0, 0, -1, 1.5),
+    lambda m: m.seq_div(0, 0, -1, '2'), lambda m: m.seq_keep(2),
     lambda m: m.seq_keep(None)])
 def test_memory_verbs_with_something_else(ctx, call):
     ctx.decode([1, 2, 3])
