@@ -80,7 +80,9 @@ class Context:
         self.arena, self.plans, self.lock = Arena(self.device), OrderedDict(), threading.Lock()
 
     @property
-    def n_ctx(self)->int: return self.memory.n_ctx # cells, after padding
+    def n_ctx(self)->int:
+        "Cells of memory, after padding"
+        return self.memory.n_ctx
 
 # %% ../../nbs/06_context/02_context.ipynb #96f86a5e
 def host_memory()->int: # bytes

@@ -31,19 +31,23 @@ class Model:
         self.decoder = None if device is None else self._decoder(device)
 
     @property
-    def hparams(self): # sizes, see `models.base.Hparams`
+    def hparams(self): # -> Hparams
+        "Sizes of the model"
         return self.decoder.hp
 
     @property
-    def n_vocab(self)->int: # rows of the embedding
+    def n_vocab(self)->int:
+        "Rows of the embedding"
         return self.decoder.hp.n_vocab
 
     @property
-    def n_bytes(self)->int: # of all tensors
+    def n_bytes(self)->int:
+        "Bytes of all tensors"
         return sum(t.n_bytes for t in self.gguf.tensors.values())
 
     @property
-    def n_params(self)->int: # numbers in them
+    def n_params(self)->int:
+        "Numbers in all tensors"
         return sum(math.prod(t.shape) for t in self.gguf.tensors.values())
 
 
@@ -64,14 +68,21 @@ def _decoder(self:Model, device):
 
 # %% ../../nbs/06_context/01_model.ipynb #d05f7a4e
 @patch
-def __repr__(self:Model):
+def table(self:Model)->Table:
+    "What a model says of itself"
     rows = [('file', pathlib.Path(self.gguf.path).name), ('architecture', self.arch),
             ('tokens', len(self.vocab)),
             ('device', self.device.name if self.device else 'none: vocabulary only')]
     if self.decoder:
         rows += [('parameters', f'{self.n_params:,}'), ('tensor bytes', human_bytes(self.n_bytes)),
                  ('layers', self.hparams.n_layer), ('trained context', self.hparams.n_ctx_train)]
-    return repr(Table(['model', ''], rows))
+    return Table(['model', ''], rows)
+
+@patch
+def __repr__(self:Model): return repr(self.table())
+
+@patch
+def _repr_html_(self:Model): return self.table()._repr_html_()
 
 # %% ../../nbs/06_context/01_model.ipynb #347220b9
 def load(path, # a GGUF file; of a split file, the first part

@@ -26,7 +26,7 @@ from ..memory.kv import LayerKV
 # %% ../../nbs/05_models/00_base.ipynb #f480ea27
 @dataclass
 class Hparams:
-    "Sizes of a decoder, from the `<arch>.*` keys of a file (spec 10, section 4)"
+    "Sizes of a decoder, from the `<arch>.*` keys of a file"
     arch: str
     n_ctx_train: int # context the model was trained on
     n_embd: int # width of the residual stream
@@ -40,9 +40,13 @@ class Hparams:
     scale: float # on attention scores
     n_vocab: int
 
-    def __repr__(self):
+    def table(self)->Table:
+        "Names and values; one number where all layers agree"
         show = lambda v: v[0] if isinstance(v, tuple) and len(set(v)) == 1 else v
-        return repr(Table(['hyperparameter', 'value'], [(k, str(show(v))) for k, v in vars(self).items()]))
+        return Table(['hyperparameter', 'value'], [(k, str(show(v))) for k, v in vars(self).items()])
+
+    def __repr__(self): return repr(self.table())
+    def _repr_html_(self): return self.table()._repr_html_()
 
 # %% ../../nbs/05_models/00_base.ipynb #f31ff604
 def per_layer(gguf:GGUFFile, key:str, n_layer:int, default=None)->tuple: # n_layer ints
@@ -97,7 +101,6 @@ def read_hparams(gguf:GGUFFile)->Hparams:
                    read_real(gguf, key('attention.layer_norm_rms_epsilon')),
                    read_real(gguf, key('attention.scale'), 0.) or dim ** -.5, _n_vocab(gguf))
 
-# %% ../../nbs/05_models/00_base.ipynb #ac6b64a2
 def _n_vocab(gguf):
     "As many tokens as the embedding has rows"
     return check_size(gguf, 'rows of token_embd.weight', gguf.tensor('token_embd.weight').shape[0])

@@ -42,7 +42,7 @@ class GemmaBlock:
 # %% ../../nbs/05_models/04_gemma3.ipynb #0b0e0203
 @register('gemma3')
 class Gemma3(Decoder):
-    "Sliding and full attention, norms around each layer, GELU (spec 10, section 4.3)"
+    "Sliding and full attention, norms around each layer, GELU"
     def build(self, gguf, w, hp):
         "Read windows, turns and blocks; absent keys have defaults that matter"
         key = lambda k: f'{hp.arch}.{k}'
@@ -63,10 +63,14 @@ class Gemma3(Decoder):
 
 # %% ../../nbs/05_models/04_gemma3.ipynb #4f7cb7b2
 @patch
-def rope_of(self:Gemma3, i)->str: return 'near' if self.near[i] else 'far'
+def rope_of(self:Gemma3, i)->str:
+    "Near-sighted layers turn faster"
+    return 'near' if self.near[i] else 'far'
 
 @patch
-def window_of(self:Gemma3, i)->int: return self.window if self.near[i] else 0
+def window_of(self:Gemma3, i)->int:
+    "The window of a near-sighted layer; 0 is all"
+    return self.window if self.near[i] else 0
 
 @patch
 def block(self:Gemma3, i, w, hp)->GemmaBlock:
