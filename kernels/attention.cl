@@ -248,15 +248,21 @@ INLINE void attention_join_body(int part, int parts, const problem *a, int room,
     float softcap, GLOBAL const float *RESTRICT sinks
 #define PROBLEM problem a = {T, H, G, D, E, C, n, q, k, v, cells, ranges, scale, softcap, sinks}
 
+#define LISTED problem p = {INT(0), INT(1), INT(2), INT(3), INT(4), INT(5), INT(6), PTR(7), PTR(8), PTR(9), PTR(10), PTR(11), \
+    FLOAT(12), FLOAT(13), PTR(14)}
+
 KERNEL void attention(ARGS, GLOBAL float *RESTRICT y) {
     PROBLEM;
     attention_body(PART, PARTS, &a, y);
 }
+STEP(attention, LISTED; attention_body(part, parts, &p, PTR(15)))
 KERNEL void attention_chunks(ARGS, int room, GLOBAL float *RESTRICT partial) {
     PROBLEM;
     attention_chunks_body(PART, PARTS, &a, room, partial);
 }
+STEP(attention_chunks, LISTED; attention_chunks_body(part, parts, &p, INT(15), PTR(16)))
 KERNEL void attention_join(ARGS, int room, GLOBAL const float *RESTRICT partial, GLOBAL float *RESTRICT y) {
     PROBLEM;
     attention_join_body(PART, PARTS, &a, room, partial, y);
 }
+STEP(attention_join, LISTED; attention_join_body(part, parts, &p, INT(15), PTR(16), PTR(17)))

@@ -41,7 +41,8 @@ INLINE void NAME##_body(int part, int parts, int n, GLOBAL const float *RESTRICT
 } \
 KERNEL void NAME(int n, GLOBAL const float *RESTRICT x, GLOBAL float *RESTRICT y, float s) { \
     NAME##_body(PART, PARTS, n, x, y, s); \
-}
+} \
+STEP(NAME, NAME##_body(part, parts, INT(0), PTR(1), PTR(2), FLOAT(3)))
 
 MAP1(scale, a * s)
 MAP1(softcap, s * TANH(a / s))
@@ -57,7 +58,8 @@ INLINE void NAME##_body(int part, int parts, int n, GLOBAL const float *RESTRICT
 } \
 KERNEL void NAME(int n, GLOBAL const float *RESTRICT x, GLOBAL const float *RESTRICT z, GLOBAL float *RESTRICT y) { \
     NAME##_body(PART, PARTS, n, x, z, y); \
-}
+} \
+STEP(NAME, NAME##_body(part, parts, INT(0), PTR(1), PTR(2), PTR(3)))
 
 MAP2(add, a + c)
 MAP2(mul, a * c)
@@ -77,7 +79,8 @@ INLINE void NAME##_body(int part, int parts, int rows, int n, GLOBAL const float
 KERNEL void NAME(int rows, int n, GLOBAL const float *RESTRICT x, GLOBAL const float *RESTRICT z, \
                  GLOBAL float *RESTRICT y) { \
     NAME##_body(PART, PARTS, rows, n, x, z, y); \
-}
+} \
+STEP(NAME, NAME##_body(part, parts, INT(0), INT(1), PTR(2), PTR(3), PTR(4)))
 
 MAP_ROW(add_row, a + c)
 MAP_ROW(mul_row, a * c)

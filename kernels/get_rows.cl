@@ -30,3 +30,4 @@ INLINE void get_rows_body(int part, int parts, int T, int V, int K, GLOBAL const
 KERNEL void get_rows(int T, int V, int K, GLOBAL const uchar *RESTRICT w, GLOBAL const int *RESTRICT ids, GLOBAL float *RESTRICT y) {
     get_rows_body(PART, PARTS, T, V, K, w, ids, y);
 }
+STEP(get_rows, get_rows_body(part, parts, INT(0), INT(1), INT(2), PTR(3), PTR(4), PTR(5)))

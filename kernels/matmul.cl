@@ -114,3 +114,4 @@ KERNEL void matmul(int T, int N, int K, GLOBAL const float *RESTRICT x, GLOBAL c
                    GLOBAL const float *RESTRICT bias, GLOBAL float *RESTRICT y) {
     matmul_body(PART, PARTS, T, N, K, x, w, bias, y);
 }
+STEP(matmul, matmul_body(part, parts, INT(0), INT(1), INT(2), PTR(3), PTR(4), PTR(5), PTR(6)))

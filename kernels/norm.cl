@@ -36,3 +36,4 @@ KERNEL void rms_norm(int rows, int K, GLOBAL const float *RESTRICT x, GLOBAL con
                      GLOBAL float *RESTRICT y, float eps) {
     rms_norm_body(PART, PARTS, rows, K, x, w, y, eps);
 }
+STEP(rms_norm, rms_norm_body(part, parts, INT(0), INT(1), PTR(2), PTR(3), PTR(4), FLOAT(5)))

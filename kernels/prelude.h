@@ -52,7 +52,11 @@ typedef unsigned long long ulong;
 #else
 // ---- OpenCL C ----
 #pragma OPENCL FP_CONTRACT OFF
+#ifdef INTERPRETER
+#define KERNEL INLINE
+#else
 #define KERNEL __kernel REQD1
+#endif
 #define REQD1 __attribute__((reqd_work_group_size(1, 1, 1)))
 #define INLINE static inline __attribute__((always_inline))
 #define GLOBAL __global
@@ -125,6 +129,17 @@ INLINE float max8(float8 v) {
 // item i of this part's run of n items
 #define RUN_AT(n, p) ((int)((long)(n) * (p) / parts))
 #define FOR_RUN(i, n) for (int i = RUN_AT(n, part), i##_end = RUN_AT(n, part + 1); i < i##_end; i++)
+
+// A kernel as a step of a program (interpret.cl): the same body, its arguments from a list, in the kernel's order.
+#ifdef INTERPRETER
+typedef union { int i; float f; ulong p; } slot;
+#define STEP(name, ...) static __attribute__((noinline)) void name##_step(int part, int parts, GLOBAL const slot *a) { __VA_ARGS__; }
+#define INT(n) (a[n].i)
+#define FLOAT(n) (a[n].f)
+#define PTR(n) ((GLOBAL void *)a[n].p)
+#else
+#define STEP(name, ...)
+#endif
 
 // Half to float, exact for zero, subnormal and normal halves (scales of block formats are never inf or nan)
 INLINE float h2f_finite(ushort h) {

@@ -34,6 +34,7 @@ INLINE void softmax_body(int part, int parts, int rows, int K, GLOBAL const floa
 KERNEL void softmax(int rows, int K, GLOBAL const float *RESTRICT x, GLOBAL float *RESTRICT y) {
     softmax_body(PART, PARTS, rows, K, x, y);
 }
+STEP(softmax, softmax_body(part, parts, INT(0), INT(1), PTR(2), PTR(3)))
 
 INLINE void argmax_body(int part, int parts, int rows, int K, GLOBAL const float *RESTRICT x0, GLOBAL int *RESTRICT ids) {
     FOR_RUN(r, rows) {
@@ -47,6 +48,7 @@ INLINE void argmax_body(int part, int parts, int rows, int K, GLOBAL const float
 KERNEL void argmax(int rows, int K, GLOBAL const float *RESTRICT x, GLOBAL int *RESTRICT ids) {
     argmax_body(PART, PARTS, rows, K, x, ids);
 }
+STEP(argmax, argmax_body(part, parts, INT(0), INT(1), PTR(2), PTR(3)))
 
 // The k largest: a heap of k with the worst on top, which in the end is taken apart from the back.
 // Worse: smaller, or equal with a higher id.
@@ -83,3 +85,4 @@ KERNEL void top_k(int rows, int K, int k, GLOBAL const float *RESTRICT x, GLOBAL
                   GLOBAL int *RESTRICT ids) {
     top_k_body(PART, PARTS, rows, K, k, x, values, ids);
 }
+STEP(top_k, top_k_body(part, parts, INT(0), INT(1), INT(2), PTR(3), PTR(4), PTR(5)))

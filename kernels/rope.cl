@@ -27,6 +27,7 @@ KERNEL void rope(int rows, int H, int D, int R, GLOBAL const float *RESTRICT x, 
                  GLOBAL float *RESTRICT y) {
     rope_body(PART, PARTS, rows, H, D, R, x, cs, y);
 }
+STEP(rope, rope_body(part, parts, INT(0), INT(1), INT(2), INT(3), PTR(4), PTR(5), PTR(6)))
 
 #ifdef K_F16
 typedef ushort key;
@@ -53,3 +54,4 @@ INLINE void rope_cells_body(int part, int parts, int rows, int H, int D, int R, 
 KERNEL void rope_cells(int rows, int H, int D, int R, GLOBAL key *k, GLOBAL const float *RESTRICT cs) {
     rope_cells_body(PART, PARTS, rows, H, D, R, k, cs);
 }
+STEP(rope_cells, rope_cells_body(part, parts, INT(0), INT(1), INT(2), INT(3), PTR(4), PTR(5)))

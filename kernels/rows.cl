@@ -24,6 +24,7 @@ KERNEL void set_rows(int T, int C, int K, GLOBAL store *dst, GLOBAL const float 
                      GLOBAL const int *RESTRICT idx) {
     set_rows_body(PART, PARTS, T, C, K, dst, src, idx);
 }
+STEP(set_rows, set_rows_body(part, parts, INT(0), INT(1), INT(2), PTR(3), PTR(4), PTR(5)))
 
 // n bytes, in pieces of PIECE
 #define PIECE 4096
@@ -37,3 +38,4 @@ INLINE void copy_body(int part, int parts, int n, int last, GLOBAL uchar *RESTRI
 KERNEL void copy(int n, int last, GLOBAL uchar *RESTRICT dst, GLOBAL const uchar *RESTRICT src) {
     copy_body(PART, PARTS, n, last, dst, src);
 }
+STEP(copy, copy_body(part, parts, INT(0), INT(1), PTR(2), PTR(3)))

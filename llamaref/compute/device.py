@@ -86,14 +86,15 @@ def _not_recording(self:Device, what:str):
 
 # %% ../../nbs/02_compute/00_device.ipynb #d63ba3e0
 KINDS = {'numpy': ('llamaref.compute.numpy_ops', 'NumpyDevice'),
-         'opencl': ('llamaref.compute.opencl', 'OpenCLDevice')}
+         'opencl': ('llamaref.compute.opencl', 'OpenCLDevice', 'llamaref.compute.persistent')}
 log = get_logger('compute')
 
 def _kind(kind):
     "The class of that kind of device, or None where its library is missing"
-    module, cls = KINDS[kind]
-    importlib.import_module('llamaref.compute.plan')
-    try: return getattr(importlib.import_module(module), cls)
+    module, cls, *more = KINDS[kind]   # `more` adds to the class
+    try:
+        for m in ('llamaref.compute.plan', module, *more): importlib.import_module(m)
+        return getattr(importlib.import_module(module), cls)
     except ImportError as e: log.debug(f'no {kind} devices: {e}')
 
 # %% ../../nbs/02_compute/00_device.ipynb #7f0da092

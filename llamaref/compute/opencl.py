@@ -109,14 +109,33 @@ def _make_handle(self:OpenCLDevice, t:Tensor)->cl.Buffer:
 
 # %% ../../nbs/02_compute/02_opencl.ipynb #51882995
 @patch
+def _get_sees_host(self:OpenCLDevice)->bool:
+    "Do kernels see memory where the host does? One is asked for an address that we know"
+    if '_sees' not in self.__dict__:
+        a, out = (self._allocate(8) for _ in range(2))
+        if self.on_host:
+            k = cl.Kernel(self.program('where'), 'where')
+            k.set_args(a.buffer, out.buffer)
+            cl.enqueue_nd_range_kernel(self.queue, k, (1,), (1,)); self.sync()
+        self._sees = self.on_host and int(out.host.view(np.uint64)[0]) == a.host.ctypes.data
+    return self._sees
+OpenCLDevice.sees_host = property(_get_sees_host)
+
+# %% ../../nbs/02_compute/02_opencl.ipynb #7f1c26e8
+@patch
 def _read(self:OpenCLDevice, t:Tensor)->np.ndarray:
-    raw = np.empty(t.nbytes, np.uint8)
-    if t.nbytes: cl.enqueue_copy(self.queue, raw, t.memory.block.buffer, src_offset=t.offset)
+    b, raw = t.memory.block, np.empty(t.nbytes, np.uint8)
+    if not t.nbytes: return raw
+    if not self.sees_host: cl.enqueue_copy(self.queue, raw, b.buffer, src_offset=t.offset)
+    else: self.sync(); raw[:] = b.host[t.offset:t.offset + t.nbytes]
     return raw
 
 @patch
 def _write(self:OpenCLDevice, t:Tensor, a:np.ndarray):
-    if a.nbytes: cl.enqueue_copy(self.queue, t.memory.block.buffer, a, dst_offset=t.offset)
+    b = t.memory.block
+    if not a.nbytes: return
+    if not self.sees_host: cl.enqueue_copy(self.queue, b.buffer, a, dst_offset=t.offset)
+    else: self.sync(); b.host[t.offset:t.offset + t.nbytes] = a.reshape(-1).view(np.uint8)
 
 # %% ../../nbs/02_compute/02_opencl.ipynb #0126981d
 def kernel_text(name:str, # 'norm.cl'
@@ -219,6 +238,15 @@ def _replay(self:OpenCLDevice, calls:list): # from `prepare`
     for kernel, grid, _ in calls: enqueue(queue, kernel, grid, one)
     queue.flush()
 
+# %% ../../nbs/02_compute/02_opencl.ipynb #0767ec33
+@patch
+def at_rest(self:OpenCLDevice, l:Launch)->Launch:
+    "The launch with addresses in the place of tensors; None where the host does not know them"
+    if not self.on_host: return None
+    address = lambda t: np.uint64(t.memory.block.host.ctypes.data + t.offset)
+    args = tuple(address(a) if isinstance(a, Tensor) else a for a in l.args)
+    return Launch(l.file, l.kernel, l.items, args, l.defs)
+
 # %% ../../nbs/02_compute/02_opencl.ipynb #0e3bb80d
 @patch
 def _issue(self:OpenCLDevice, o, outs, args):
@@ -232,12 +260,14 @@ def _issue(self:OpenCLDevice, o, outs, args):
         if self.plan is None: self._replay([call]); self.sync(); self._retire([call]); continue
         tensors = [a for a in l.args if isinstance(a, Tensor)]
         reads, writes = [t for t in tensors if id(t) in given], [t for t in tensors if id(t) not in given]
-        self.plan.note(o.name, call, reads, writes, f'{l.file}.cl:{l.kernel}')
+        self.plan.note(o.name, call, reads, writes, f'{l.file}.cl:{l.kernel}', self.at_rest(l))
 
 # %% ../../nbs/02_compute/02_opencl.ipynb #03f25001
 @patch
 def _send(self:OpenCLDevice, block:Block, raw:np.ndarray):
-    return cl.enqueue_copy(self.queue, block.buffer, raw, is_blocking=False)
+    "Bytes to the beginning of a block; None, or something to wait for"
+    if not self.sees_host: return cl.enqueue_copy(self.queue, block.buffer, raw, is_blocking=False)
+    self.sync(); block.host[:raw.nbytes] = raw
 
 # %% ../../nbs/02_compute/02_opencl.ipynb #ee9bca38
 LAUNCHES = {}   # name of an operation -> function(results, arguments) that describes its launches

@@ -68,25 +68,33 @@ class Step:
     reads: list # spans
     writes: list # spans
     about: str = '' # which kernel
+    launch: object = None # what a device needs to make a program of its steps
 
 # %% ../../nbs/02_compute/03_plan.ipynb #d6931fcb
 class Plan:
     "Operations that were noted down, to be run again and again"
     def __init__(self, device:Device, arena:Arena):
         self.device, self.arena, self.steps, self.calls = device, arena, [], []
+        self.program = None   # what the device made of the steps, if it can
 
     def __len__(self): return len(self.steps)
-    def note(self, op:str, call, reads:list, writes:list, about:str=''):
+    def note(self, op:str, call, reads:list, writes:list, about:str='', launch=None):
         "Append one operation on these tensors"
-        self.steps.append(Step(op, call, [span(t) for t in reads], [span(t) for t in writes], about))
+        self.steps.append(Step(op, call, [span(t) for t in reads], [span(t) for t in writes], about, launch))
         self.calls.append(call)
 
     def run(self):
         "Do it all, in order; results are where they were promised, once the device is in sync"
         self.device._not_recording('run()')
-        self.device._replay(self.calls)
+        self.device._run(self)
 
     def __del__(self): self.device.sync(); self.device._retire(self.calls)   # before its memory goes
+
+# %% ../../nbs/02_compute/03_plan.ipynb #ae5f6f66
+@patch
+def _run(self:Device, plan:Plan):
+    "All calls in order; a device may know a faster way"
+    self._replay(plan.calls)
 
 # %% ../../nbs/02_compute/03_plan.ipynb #94e9e23b
 @patch
