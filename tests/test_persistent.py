@@ -101,7 +101,8 @@ def test_ten_thousand_steps_beside_busy_processes(models, device):
 ALONE = '''
 import hashlib, numpy as np, llamaref as lr
 ctx = lr.Context(lr.load({path!r}, 'opencl', n_threads={n}), n_ctx=128, n_seq_max=2)
-out = [ctx.decode([5, 9, 3, 77, 4, 21, 8], logits='all').logits, *(ctx.decode([i]).logits for i in (6, 2, 90))]
+out = [ctx.decode([5, 9, 3, 77, 4, 21, 8], logits='all').logits,
+       *(ctx.decode([i]).logits for i in (6, 2, 90))]
 groups = {{r.plan.program.groups for r in ctx.plans.values()}}
 print(hashlib.sha1(np.concatenate(out).tobytes()).hexdigest(), *groups, ctx.device.persistent)
 '''
