@@ -65,9 +65,11 @@ def kinds(cell):
     return sorted({kind(o) for o in cell.get('outputs', []) if o.get('name') != 'stderr'})
 
 def first_difference(a, b):
-    "The first line that differs, of both"
+    "The first line that differs, of both, from shortly before the place"
     x, y = ([l for l in ANSI.sub('', s).splitlines() if l.strip()] + ['(nothing more)'] for s in (a, b))
-    return next(((l, r) for l, r in zip(x, y) if not same_text(l, r)), (a, b))
+    l, r = next(((l, r) for l, r in zip(x, y) if not same_text(l, r)), (a, b))
+    at = max(0, len(os.path.commonprefix([l, r])) - 60)
+    return l[at:at + 160], r[at:at + 160]
 
 def compare(old, new):
     "Where a saved cell and its fresh run part: (saved, fresh) or None"
@@ -101,7 +103,7 @@ def main(paths=()):
             what = ', FAILED' if error else f', {len(diff)} outputs differ' if diff else ''
             print(f'{path.relative_to(ROOT)}: {secs:.1f} s{what}', flush=True)
             for l in (error or '').strip().splitlines()[-25:]: print(f'    {l}', flush=True)
-            for i, a, b in diff: print(f'    cell {i}: saved {a[:160]!r}\n        fresh {b[:160]!r}')
+            for i, a, b in diff: print(f'    cell {i}: saved {a!r}\n        fresh {b!r}')
     print(f'{len(paths) - bad} of {len(paths)} notebooks run and print what they saved', flush=True)
     return int(bad > 0)
 
