@@ -27,7 +27,7 @@
 #define MIN(a, b) ((a) < (b) ? (a) : (b))
 
 // The rows after these on their way while these are unpacked
-#if (defined(__x86_64__) || defined(__aarch64__)) && !defined(PLAIN)
+#if defined(__clang__) && (defined(__x86_64__) || defined(__aarch64__)) && !defined(PLAIN)
 #define FETCH(p) __builtin_prefetch((const void *)(size_t)(p))
 #else
 #define FETCH(p)

@@ -56,7 +56,7 @@ INLINE void q8_tile(const int toks, const group *wb, fv *lanes, int gn, GLOBAL c
 }
 
 // The next VR rows on their way while these are unpacked: they lie side by side, so do theirs
-#if (defined(__x86_64__) || defined(__aarch64__)) && !defined(PLAIN)
+#if defined(__clang__) && (defined(__x86_64__) || defined(__aarch64__)) && !defined(PLAIN)
 #define FETCH(p) __builtin_prefetch((const void *)(size_t)(p))
 #else
 #define FETCH(p)
