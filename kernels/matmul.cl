@@ -19,12 +19,19 @@
 #error "TTOKS is at most 4: tiled has a case for each remainder"
 #endif
 #ifndef KCHUNK
-#define KCHUNK 1024         // values of a row unpacked at a time
+#define KCHUNK 512          // values of a row unpacked at a time
 #endif
 #ifndef TCHUNK
 #define TCHUNK 96           // tokens that share them
 #endif
 #define MIN(a, b) ((a) < (b) ? (a) : (b))
+
+// The rows after these on their way while these are unpacked
+#if defined(__clang__) && (defined(__x86_64__) || defined(__aarch64__)) && !defined(PLAIN)
+#define FETCH(p) __builtin_prefetch((const void *)(size_t)(p))
+#else
+#define FETCH(p)
+#endif
 
 // from the lanes of one (t, n) to its result
 INLINE float finish(fv acc, GLOBAL const float *x, GLOBAL const uchar *w, int K, GLOBAL const float *bias, int n) {
@@ -48,6 +55,8 @@ INLINE void unpack(fv *wb, int n, int N, int k0, int kn, GLOBAL const uchar *w, 
     for (int r = 0; r < TROWS; r++) {
         GLOBAL const uchar *p = w + MIN(n + r, N - 1)*rb + (size_t)(k0/QK)*QB;
         for (int k = 0; k < kn; k += QK, p += QB) {
+            #pragma unroll
+            for (int i = 0; i < QB; i += 64) FETCH(p + TROWS*rb + i);
             heads h = read_heads(p);
             #pragma unroll
             for (int j = 0; j < QK/32; j++) {

@@ -323,6 +323,63 @@ INLINE ints read_ints(GLOBAL const uchar *b, const heads *h, int j) {
 #else
 #define SCALED(q, a) ((fv)g.d[a] * (q))
 #endif
+// Four and five bits have so few values that a block's floats can be made first, 16 or 32 of them, and then be looked up: the
+// index is the packed byte itself, of which the instruction looks at the last bits alone
+#if defined(HAVE_512) && VL == 16 && (defined(WTYPE_Q4_0) || defined(WTYPE_Q4_1) || defined(WTYPE_IQ4_NL) \
+    || defined(WTYPE_Q4_K) || defined(WTYPE_IQ4_XS) || defined(WTYPE_Q5_0) || defined(WTYPE_Q5_1))
+typedef float f512 __attribute__((vector_size(64)));
+typedef int i512 __attribute__((vector_size(64)));
+INLINE float16 of16(float16 t, uint16 i) { return AS(float16, __builtin_ia32_permvarsf512(AS(f512, t), AS(i512, i))); }
+INLINE float16 of32(float16 t, float16 u, uint16 i) {
+    return AS(float16, __builtin_ia32_vpermi2varps512(AS(f512, t), AS(i512, i), AS(f512, u)));
+}
+INLINE uint16 bytes_at(GLOBAL const uchar *p) { return CVT(BYTES(p), uint16); }
+#define COUNT16 ((float16)(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15))
+#if defined(WTYPE_IQ4_NL) || defined(WTYPE_IQ4_XS)
+#define VALUES ((float16)(-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113))
+#elif defined(WTYPE_Q4_0)
+#define VALUES (COUNT16 - 8.0f)
+#elif defined(WTYPE_Q5_0)
+#define VALUES (COUNT16 - 16.0f)
+#else
+#define VALUES COUNT16
+#endif
+#if HAS_MIN
+#define MADE(d, m, values) VFMA((fv)(d), values, (fv)(m))
+#else
+#define MADE(d, m, values) ((fv)(d) * (values))
+#endif
+
+INLINE floats dequant32(GLOBAL const uchar *b, const heads *h, int j) {
+    floats o;
+#if defined(WTYPE_Q4_K)
+    const float16 t = MADE(h->d[j], h->m[j], VALUES);
+    #pragma unroll
+    for (int a = 0; a < 2; a++) {
+        uint16 q = bytes_at(b + 16 + 32*(j/2) + 16*a);
+        o.v[a] = of16(t, j % 2 ? q >> 4u : q);
+    }
+#elif defined(WTYPE_Q5_0) || defined(WTYPE_Q5_1)
+    const float16 t = MADE(h->s0, h->s1, VALUES), u = MADE(h->s0, h->s1, VALUES + 16.0f);
+    const uint16 q = bytes_at(b + QB - 16), lo = q & 15u, hi = q >> 4u;
+    const uint bits = (uint)u64(b + QB - 20);
+    o.v[0] = of32(t, u, AS(uint16, __builtin_ia32_selectd_512((ushort)bits, AS(i512, lo | 16u), AS(i512, lo))));
+    o.v[1] = of32(t, u, AS(uint16, __builtin_ia32_selectd_512((ushort)(bits >> 16), AS(i512, hi | 16u), AS(i512, hi))));
+#else
+#if defined(WTYPE_IQ4_XS)
+    const float16 t = MADE(h->d[j], 0, VALUES);
+    const uint16 q = bytes_at(b + 8 + 16*j);
+#else
+    const float16 t = MADE(h->s0, h->s1, VALUES);
+    const uint16 q = bytes_at(b + QB - 16);
+#endif
+    o.v[0] = of16(t, q);
+    o.v[1] = of16(t, q >> 4u);
+#endif
+    return o;
+}
+
+#else
 INLINE floats dequant32(GLOBAL const uchar *b, const heads *h, int j) {
     ints g = read_ints(b, h, j); floats o;
     #pragma unroll
@@ -336,5 +393,6 @@ INLINE floats dequant32(GLOBAL const uchar *b, const heads *h, int j) {
     }
     return o;
 }
+#endif
 #endif
 #endif

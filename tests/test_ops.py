@@ -293,6 +293,7 @@ ROWS = {   # op -> (arguments that have rows, other arguments)
     'argmax': ((normal(T0, 77),), {}), 'top_k': ((normal(T0, 77),), dict(k=5)),
     'rope': ((normal(T0, 5, 20), angles(T0, 8)), dict(neox=True)),
     'matmul': ((normal(T0, 77),), dict(w=normal(65, 77), bias=normal(65))),
+    'quantize_rows': ((normal(T0, 96),), {}),
 }
 
 @pytest.mark.parametrize('op', ROWS)
@@ -307,7 +308,7 @@ def test_batch_invariance(dev, op):
                 same(x, y[a:a + T])
 
 def test_batch_invariance_has_been_asked_of_all():
-    assert {n for n, o in OPS.items() if o.out} == {*ROWS, 'get_rows', 'attention'}
+    assert {n for n, o in OPS.items() if o.out} == {*ROWS, 'get_rows', 'attention', 'matmul_q8'}   # the last in test_act_quant.py
 
 @pytest.mark.parametrize('dt', [f32, f16])
 def test_batch_invariance_of_attention(dev, dt):

@@ -353,7 +353,7 @@ def _apply(self:Device, o:Op, a:tuple, kw:dict):
     except TypeError as e: raise DeviceError(f"{o.name}: {e}") from None
     bound.apply_defaults()
     sizes = o.check(self, bound.arguments)
-    shape = lambda d: sum(((sizes[n],) if n != '*' else sizes[n] for n in d), ())
+    shape = lambda d: sum(((eval(n, {}, sizes),) if n != '*' else sizes[n] for n in d), ())   # also 'K//32'
     outs = [self.empty(shape(d), types[0]) for _, types, (d,) in o.out]
     self._issue(o, outs, bound.arguments)
     return tuple(outs) if len(outs) > 1 else outs[0] if outs else None

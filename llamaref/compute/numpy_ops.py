@@ -11,6 +11,7 @@ __all__ = ['Blocks', 'NumpyDevice', 'get_rows', 'matmul', 'add', 'mul', 'scale',
 import numpy as np
 
 from ..basics import patch
+import llamaref.compute.act_quant   # noqa: F401  two operations that have a lesson of their own
 from .device import Device, DTYPES, Tensor, from_bytes, op
 
 # %% ../../nbs/02_compute/01_numpy_ops.ipynb #ce80ad5b

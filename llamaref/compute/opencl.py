@@ -5,7 +5,8 @@
 # %% auto #0
 __all__ = ['log', 'PER_UNIT', 'PLAIN', 'LAUNCHES', 'cl_devices', 'describe', 'OpenCLDevice', 'Block', 'kernel_text',
            'first_lines', 'Launch', 'Remembered', 'launches', 'rows_of', 'elementwise', 'get_rows', 'matmul',
-           'rms_norm', 'rope', 'rope_cells', 'set_rows', 'copy', 'softmax', 'argmax', 'top_k', 'split', 'attention']
+           'quantize_rows', 'matmul_q8', 'rms_norm', 'rope', 'rope_cells', 'set_rows', 'copy', 'softmax', 'argmax',
+           'top_k', 'split', 'attention']
 
 # %% ../../nbs/02_compute/02_opencl.ipynb #5f573dd0
 import re, threading, time
@@ -307,6 +308,18 @@ def matmul(out, x, w, bias):
     "An item is a row of the weight"
     (T, K), N, defs = x.shape, w.shape[0], (f'-DWTYPE_{w.type.upper()}',)
     return Launch('matmul', 'matmul', N if T else 0, (T, N, K, x, w, bias, out), defs)
+
+@launches
+def quantize_rows(out, x):
+    "An item is 16 blocks of 32: less is not worth a group"
+    n = out.nbytes // 48
+    return Launch('quantize', 'quantize_rows', -(-n // 16), (n, x, out))
+
+@launches
+def matmul_q8(out, x, w, bias):
+    "An item is 16 rows of the weight"
+    T, N, K, defs = x.shape[0], *w.shape, (f'-DWTYPE_{w.type.upper()}',)
+    return Launch('matmul_q8', 'matmul_q8', -(-N // 16) if T else 0, (T, N, K, x, w, bias, out), defs)
 
 # %% ../../nbs/02_compute/02_opencl.ipynb #de0b66c3
 @launches

@@ -9,6 +9,7 @@ __all__ = ['log', 'Model', 'load', 'replace']
 import math, os, pathlib
 
 from ..basics import Table, human_bytes, patch
+from ..compute.act_quant import ACT_QUANT
 from ..compute.device import Device
 from ..errors import ModelError, VocabError, check_int
 from ..files.gguf import GGUFFile, KVType
@@ -23,8 +24,10 @@ class Model:
     "A GGUF file opened for computing; shared by any number of contexts"
     def __init__(self,
                  gguf:GGUFFile,
-                 device:Device=None): # None reads the vocabulary alone
-        self.gguf, self.device = gguf, device
+                 device:Device=None, # None reads the vocabulary alone
+                 act_quant:str='off'): # 'q8' rounds what enters a product to 8 bits
+        if act_quant not in ACT_QUANT: raise ModelError(f"act_quant is {act_quant!r}; it must be {' or '.join(ACT_QUANT)}")
+        self.gguf, self.device, self.act_quant = gguf, device, act_quant
         self.arch = gguf.get('general.architecture', str, '')
         try: self.vocab = Vocab.from_gguf(gguf)
         except VocabError as e: raise VocabError(f'{gguf.path}: {e}') from None
@@ -56,7 +59,7 @@ class Model:
 @patch
 def _decoder(self:Model, device):
     "The architecture's forward pass over this file's weights"
-    decoder = find_arch(self.arch, f'{self.gguf.path}: ')(self.gguf, device)
+    decoder = find_arch(self.arch, f'{self.gguf.path}: ')(self.gguf, device, self.act_quant)
     n_tokens = len(self.vocab)
     if n_tokens > decoder.hp.n_vocab:
         raise ModelError(f'{self.gguf.path}: {n_tokens} tokens in the vocabulary, '
@@ -89,20 +92,18 @@ def load(path, # a GGUF file; of a split file, the first part
          device=None, # a `Device`, a name such as 'opencl' or 'numpy', or None: the best there is
          vocab_only:bool=False, # for files with no tensors, or when only tokens matter
          n_threads:int=0, # compute units of a CPU device; 0 is all
-         act_quant:str='off', # float activations; the 8-bit form 'q8' is not built yet
+         act_quant:str='off', # 'off': what enters a product stays float; 'q8': 8-bit blocks, faster
          override:dict=None, # replaces metadata before use: {'llama.context_length': 2048}
         )->Model:
     "Open a model file; `GGUFError`, `VocabError`, `ModelError` or `DeviceError` says what is wrong with it"
-    if act_quant != 'off':
-        raise ModelError(f"act_quant '{act_quant}' is not available; use 'off' (float activations)")
     if not isinstance(path, (str, os.PathLike)):
         raise ModelError(f'the path of a model is {path!r:.80}, must be a string or a path')
     check_int(n_threads, 'n_threads', 0, error=ModelError)
     gguf = GGUFFile(path)
     for key, value in dict(override or {}).items(): replace(gguf, key, value)
-    if vocab_only: return Model(gguf)
+    if vocab_only: return Model(gguf, act_quant=act_quant)
     if not isinstance(device, Device): device = Device.get(device, n_threads=n_threads or None)
-    return Model(gguf, device)
+    return Model(gguf, device, act_quant)
 
 # %% ../../nbs/06_context/01_model.ipynb #74fbadc1
 def replace(gguf:GGUFFile, key:str, value):

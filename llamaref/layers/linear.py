@@ -9,6 +9,7 @@ __all__ = ['Linear', 'RMSNorm']
 from dataclasses import dataclass
 
 from ..basics import patch
+from ..compute.act_quant import Q8_TYPES, rounded
 from ..compute.device import Tensor
 
 # %% ../../nbs/03_layers/00_linear.ipynb #353cf9fd
@@ -18,15 +19,23 @@ class Linear:
     weight: Tensor # (n_out, n_in)
     bias: Tensor = None # (n_out,) f32, or none
     gain: float = 1. # the file's `<name>.scale`, a factor on the product
+    q8: bool = False # round the inputs to 8 bits, where the weight is in blocks
 
     def __call__(self,
                  x:Tensor, # (T, n_in) f32
                 )->Tensor: # (T, n_out) f32
         "Mix the inputs of each row into the outputs"
         dev = x.device
-        if self.gain == 1.: return dev.matmul(x, self.weight, self.bias)
-        y = dev.scale(dev.matmul(x, self.weight), self.gain)
+        if self.gain == 1.: return self.product(x, self.bias)
+        y = dev.scale(self.product(x), self.gain)
         return y if self.bias is None else dev.add(y, self.bias)
+
+# %% ../../nbs/03_layers/00_linear.ipynb #1fdd2d3f
+@patch
+def product(self:Linear, x:Tensor, bias:Tensor=None)->Tensor: # (T, n_out)
+    "`x @ W.T + bias`, of the inputs as they are or rounded"
+    if self.q8 and self.weight.type in Q8_TYPES: return x.device.matmul_q8(rounded(x), self.weight, bias)
+    return x.device.matmul(x, self.weight, bias)
 
 # %% ../../nbs/03_layers/00_linear.ipynb #9a22eba6
 @patch
@@ -35,7 +44,7 @@ def part(self:Linear, a:int, # first output
         )->'Linear':
     "The layer that makes only outputs `a:b`; shares the weight's memory"
     bias = None if self.bias is None else self.bias.rows(a, b)
-    return Linear(self.weight.rows(a, b), bias, self.gain)
+    return Linear(self.weight.rows(a, b), bias, self.gain, self.q8)
 
 # %% ../../nbs/03_layers/00_linear.ipynb #ff36311d
 @dataclass

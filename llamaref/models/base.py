@@ -110,8 +110,9 @@ WEIGHTS = set('f32 f16 bf16 q4_0 q4_1 q5_0 q5_1 q8_0 q2_k q3_k q4_k q5_k q6_k iq
 
 class Weights:
     "Tensors of a file on a device, each uploaded once"
-    def __init__(self, gguf:GGUFFile, device:Device):
-        self.gguf, self.device, self.loaded = gguf, device, {}
+    def __init__(self, gguf:GGUFFile, device:Device,
+                 act_quant:str='off'): # 'q8': products round their inputs to 8 bits
+        self.gguf, self.device, self.loaded, self.q8 = gguf, device, {}, act_quant == 'q8'
 
     def __call__(self,
                  name:str,
@@ -136,7 +137,8 @@ def linear(self:Weights, name:str, n_out:int, n_in:int, optional:bool=False)->Li
     w = self(f'{name}.weight', (n_out, n_in), optional)
     if w is None: return None
     gain = self(f'{name}.scale', (1,), True)
-    return Linear(w, self(f'{name}.bias', (n_out,), True), 1. if gain is None else float(gain.numpy()[0]))
+    gain = 1. if gain is None else float(gain.numpy()[0])
+    return Linear(w, self(f'{name}.bias', (n_out,), True), gain, self.q8)
 
 # %% ../../nbs/05_models/00_base.ipynb #a08f77fb
 @patch
@@ -154,7 +156,7 @@ def qkv(self:Weights, p:str, n_embd:int, n_q:int, n_k:int, n_v:int)->tuple: # th
     ends = ((0, n_q), (n_q, n_q + n_k), (n_q + n_k, n_q + n_k + n_v))
     if fused.bias is not None: b = [fused.bias.rows(*e) for e in ends]
     else: b = [self(f'{p}attn_{c}.bias', (n,), True) for c, n in zip('qkv', (n_q, n_k, n_v))]
-    return tuple(Linear(fused.weight.rows(*e), bias, fused.gain) for e, bias in zip(ends, b))
+    return tuple(Linear(fused.weight.rows(*e), bias, fused.gain, self.q8) for e, bias in zip(ends, b))
 
 # %% ../../nbs/05_models/00_base.ipynb #9f68265c
 @patch
@@ -194,13 +196,13 @@ class Decoder:
     "Base of the architectures: subclasses set `ropes`, `blocks` and `forward`"
     neox = True # pairing of the turn
 
-    def __init__(self, gguf:GGUFFile, device:Device):
+    def __init__(self, gguf:GGUFFile, device:Device, act_quant:str='off'):
         self.hp = hp = read_hparams(gguf)
-        self.w = w = Weights(gguf, device)
+        self.w = w = Weights(gguf, device, act_quant)
         self.embd = w('token_embd.weight', (hp.n_vocab, hp.n_embd))
         self.output_norm = w.norm('output_norm', hp.n_embd, hp.eps)
         self.output = w.linear('output', hp.n_vocab, hp.n_embd, optional=True) \
-            or Linear(self.embd, w('output.bias', (hp.n_vocab,), True))
+            or Linear(self.embd, w('output.bias', (hp.n_vocab,), True), q8=w.q8)
         self.ropes = {} # name -> Rope: the tables a step brings along
         self.build(gguf, w, hp)
 
