@@ -233,11 +233,13 @@ def test_a_model_alone_in_company_eager_and_replayed(ocl):
 
 def test_float_weights_are_multiplied_as_they_are(dev):
     ids = [1, 5, 7]
-    y = [lr.Context(model(dev, 'rnd-qwen3', a), n_ctx=64).decode(ids, logits='all').logits for a in ('off', 'q8')]
+    ctx = lambda a: lr.Context(model(dev, 'rnd-qwen3', a), n_ctx=64)
+    y = [ctx(a).decode(ids, logits='all').logits for a in ('off', 'q8')]
     same(*y)
 
 def test_a_wrong_word(dev):
-    with pytest.raises(ModelError, match="act_quant is 'q4'; it must be off or q8"): model(dev, 'rnd-qwen3', 'q4')
+    with pytest.raises(ModelError, match="act_quant is 'q4'; it must be off or q8"):
+        model(dev, 'rnd-qwen3', 'q4')
 
 @pytest.mark.real
 @pytest.mark.parametrize('file', ('SmolLM2-135M-Instruct.Q4_1.gguf', 'gemma-3-270m-q4_k_m.gguf'))

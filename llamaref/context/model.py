@@ -26,7 +26,8 @@ class Model:
                  gguf:GGUFFile,
                  device:Device=None, # None reads the vocabulary alone
                  act_quant:str='off'): # 'q8' rounds what enters a product to 8 bits
-        if act_quant not in ACT_QUANT: raise ModelError(f"act_quant is {act_quant!r}; it must be {' or '.join(ACT_QUANT)}")
+        if act_quant not in ACT_QUANT:
+            raise ModelError(f"act_quant is {act_quant!r}; it must be {' or '.join(ACT_QUANT)}")
         self.gguf, self.device, self.act_quant = gguf, device, act_quant
         self.arch = gguf.get('general.architecture', str, '')
         try: self.vocab = Vocab.from_gguf(gguf)
