@@ -331,3 +331,16 @@ def test_bench_against_the_peer(run):
     for r in rows:
         each = [a / b for a, b in zip(r['samples_ts'], r['peer_samples_ts'])]
         assert r['ratio'] == pytest.approx(sum(each) / 2) and r['peer_version']
+
+def test_devices_are_listed_a_line_each(run):
+    out = run(completion.main, '--list-devices')[0].splitlines()
+    assert any(line.startswith('numpy: ') for line in out) and not any(line.startswith('(') for line in out)
+
+def test_a_home_that_cannot_be_written_still_computes():
+    "pyopencl makes a cache folder when it is imported; without one numpy does the work, and says why"
+    code = ("import llamaref as lr; from conftest import data; "
+            "print(lr.load(data('models', 'rnd-qwen3.gguf')).device.name, lr.Device.get('numpy').name)")
+    tests = os.path.dirname(os.path.abspath(__file__))
+    env = {**os.environ, 'HOME': '/dev/null', 'XDG_CACHE_HOME': '/dev/null/x', 'PYTHONPATH': tests}
+    p = subprocess.run([sys.executable, '-c', code], env=env, capture_output=True, text=True, timeout=120)
+    assert p.returncode == 0 and p.stdout.split()[1] == 'numpy', p.stderr

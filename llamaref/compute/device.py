@@ -96,6 +96,7 @@ def _kind(kind):
         for m in ('llamaref.compute.plan', module, *more): importlib.import_module(m)
         return getattr(importlib.import_module(module), cls)
     except ImportError as e: log.debug(f'no {kind} devices: {e}')
+    except OSError as e: warn_once(log, f'no {kind} devices, their library could not start: {e}')
 
 # %% ../../nbs/02_compute/00_device.ipynb #7f0da092
 def list_devices()->list: # of (name, description)
@@ -119,7 +120,7 @@ def _get(cls:Device,
     if name is None: return Device.best(n_threads)
     kind, _, index = str(name).partition(':')
     full = kind if kind == 'numpy' and not index else f'{kind}:{index or 0}'
-    there = dict(list_devices())
+    there = {'numpy': ''} if full == 'numpy' else dict(list_devices())   # numpy needs no other library
     if full not in there: raise DeviceError(f"no device {name!r}; there are: {', '.join(there)}")
     if n_threads is not None and n_threads < 1:
         raise DeviceError(f"n_threads is {n_threads}, wanted 1 or more")

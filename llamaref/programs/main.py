@@ -78,7 +78,7 @@ def show_version(opts=None)->int:
 def show_devices(opts)->int:
     "Print the devices that are present, one a line"
     from llamaref.compute.device import list_devices
-    for d in list_devices(): print(d)
+    for name, about in list_devices(): print(f'{name}: {about}')
     return 0
 
 def show_cache(opts)->int:
