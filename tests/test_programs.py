@@ -344,3 +344,10 @@ def test_a_home_that_cannot_be_written_still_computes():
     env = {**os.environ, 'HOME': '/dev/null', 'XDG_CACHE_HOME': '/dev/null/x', 'PYTHONPATH': tests}
     p = subprocess.run([sys.executable, '-c', code], env=env, capture_output=True, text=True, timeout=120)
     assert p.returncode == 0 and p.stdout.split()[1] == 'numpy', p.stderr
+
+@pytest.mark.skipif(not os.path.exists('/dev/full'), reason='no /dev/full here')
+@pytest.mark.parametrize('to', ['>/dev/full', '>&-'])
+def test_output_that_cannot_be_written_is_one_line(to):
+    command = f'{sys.executable} -m llamaref completion -m {TINY} -p Hello -n 4 --temp 0 --device numpy {to}'
+    p = subprocess.run(['sh', '-c', command], capture_output=True, text=True, timeout=120)
+    assert 'Traceback' not in p.stderr and p.returncode in (0, 1)

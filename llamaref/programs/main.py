@@ -24,15 +24,18 @@ def run_program(name:str, # 'completion'
                 body, # opts -> exit code
                )->int:
     "Read the options of a program and run it"
+    if sys.stdout is None: sys.stdout = open(os.devnull, 'w')   # closed by the caller: `>&-`
+    if sys.stdin is None: sys.stdin = open(os.devnull)
+    if hasattr(sys.stdout, 'reconfigure'): sys.stdout.reconfigure(errors='replace')
     try:
         opts = parse_args(name, sys.argv[1:] if argv is None else list(argv))
         start_log(opts)
         return ACTIONS[opts.action](opts) if opts.action else body(opts)
     except LlamarefError as e: return complain(e)
     except KeyboardInterrupt: return 130
-    except BrokenPipeError:   # the reader of our output went away: `| head`
+    except OSError as e:   # our output has no reader any more (`| head`), or no room
         sys.stdout = open(os.devnull, 'w')
-        return 1
+        return 1 if isinstance(e, BrokenPipeError) else complain(f'error: {e}')
 
 # %% ../../nbs/12_programs/00_main.ipynb #9cc08d7f
 def complain(e)->int: # 1
